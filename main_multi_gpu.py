@@ -14,7 +14,6 @@ from dataclasses import replace
 from utils.program import exit_code, exit_now, relax_gc  # isort: skip
 from configs.load import LoadedConfig
 from engine.settings import load_settings
-from utils.commands import as_typed
 from utils.errors import AlreadyReportedError, ConfigError, UserError
 from utils.launch import (
     LaunchedRank,
@@ -59,7 +58,7 @@ def warn_of_few_cores(device: str, num_processes: int | None) -> None:
     with suppress(ConfigError):  # the run, or a row of -check, reports that there is no such device
         if (num_processes or 1) > cores and find_devices(device)[0] == "cpu":
             shared = f"-ngpus: {num_processes} processes share {counted(cores, 'core')} of this CPU"
-            print(warning(as_typed(f"{shared}; one process (main_single_gpu.py) uses all cores")))
+            print(warning(f"{shared}; one process uses all cores"))
 
 
 def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:

@@ -11,6 +11,7 @@ from configs.removed import REMOVED
 from configs.schema import AUTO, Config
 from configs.tables import METRICS, SOURCES, TASKS, names_with
 from configs.values import SETTINGS, to_text
+from utils.commands import page
 from utils.errors import ConfigError
 from utils.text import is_url, problem_of
 
@@ -27,9 +28,7 @@ MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: about five times 
 
 # {property of the settings: the settings that decide it}
 SETTINGS_OF = {
-    "TRAIN.mixes": "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX}",
     "TRAIN.cuts": "{TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX}",
-    "DATA.has_several_labels": "{LABELS}",
 }
 
 
@@ -46,7 +45,7 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
 
     _check_url(config.DATA.DATA_PATH, config.DATA.DATASET, origins)
     refused = REFUSED
-    if config.DATA.is_native or config.DATA.TOKENS or config.DIST.STRATEGY == "fsdp2":
+    if config.DATA.is_native or config.DIST.STRATEGY == "fsdp2":
         from configs.rare_combinations import refused_with
 
         refused = (*REFUSED, *refused_with(config))
@@ -58,9 +57,6 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
 def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins) -> Iterator[str]:
     """Yield a message for each setting that contradicts what the model learns."""
     task, metric, defaults = config.task, config.TRAIN.BEST_METRIC, Config()
-    for key, what in task.needed.items():
-        if values[key] is None or origins[key] == "default":
-            yield f"{{TRAIN.OBJECTIVE}} needs {what}"
     for rule in task.refused:
         if rule.if_typed and not is_typed(rule.setting, origins) or rule.only_in_training and config.START.EVAL:
             continue
@@ -72,11 +68,9 @@ def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins
         no_score = f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {', '.join(task.metrics)}"
         remedy = METRICS[metric].remedy if config.TRAIN.OBJECTIVE == defaults.TRAIN.OBJECTIVE else ""
         yield f"{{TRAIN.BEST_METRIC}} {remedy or no_score}"
-    if task.losses and config.TRAIN.LOSS not in task.losses:  # other tasks have refused it above
+    if config.TRAIN.LOSS not in task.losses:  # other tasks have refused it above
         other = next(name for name, row in TASKS.items() if config.TRAIN.LOSS in row.losses)
         yield f"{{TRAIN.LOSS}} is a loss of {other}; set TRAIN.OBJECTIVE={other} (docs/{other}.md), or leave it out"
-    if (needed := METRICS[metric].setting) and not values[needed]:
-        yield f"{{TRAIN.BEST_METRIC}} needs {needed}; set it, or choose another metric"
 
 
 def is_typed(key: str, origins: Origins) -> bool:
@@ -124,18 +118,13 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
     # Values from the command line that would have no effect.
     (
         lambda c, o: is_typed("DATA.DATA_PATH", o) and c.DATA.DATASET in WITHOUT_FILES,
-        "{DATA.DATA_PATH} is not read by {DATA.DATASET} which reads no files; add -dataset imagefolder (docs/data.md lists "
-        "all data sets)",
+        "{DATA.DATA_PATH} is not read by {DATA.DATASET} which reads no files; add -dataset imagefolder "
+        f"({page('docs/data.md')} lists all data sets)",
     ),
     (
         lambda c, o: c.MODEL.TYPE == "vit" and o["MODEL.NAME"] == "-opts" != o["MODEL.TYPE"],
         "{MODEL.NAME} is only a label, because with {MODEL.TYPE} other settings define the model; add MODEL.TYPE=timm to "
         "train timm's model of this name, or MODEL.TYPE=vit to keep the label",
-    ),
-    (
-        lambda c, o: c.DATA.DATASET == "images" and c.task.has_targets,
-        "{DATA.DATASET} has no labels, which {TRAIN.OBJECTIVE} needs; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), "
-        "or use -dataset imagefolder for classes",
     ),
     # The training step.
     (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from configs.removed import REMOVED_FLAGS
 from configs.values import ALL_SETTINGS, to_text
 from configs.yaml_files import Layer
-from utils.commands import as_typed, usage_name
+from utils.commands import page
 from utils.errors import ConfigError
 
 # {group: {flag: (setting, metavar)}}
@@ -66,11 +66,10 @@ _LOCAL_RANK = ("--local-rank", "--local_rank")
 
 EXAMPLES = """\
 examples:
-  python main_single_gpu.py -cfg ./configs/vit_digits.yaml -amp
-  CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -ngpus 4 -cfg ./configs/vit_base_patch16_224.yaml \\
-      -dataset imagenet2012 -data_path /dataset/imagenet -batch_size 256 -amp
-  python main_single_gpu.py -cfg ./configs/vit_base_patch16_224.yaml -eval -pretrained ./vit_base_patch16_224.pdparams
-  python main_single_gpu.py -eval -pretrained output/train-20260102-03-04-05/best.pth -data_path photos
+  halfstep train -cfg vit_digits -amp
+  halfstep train -ngpus 4 -cfg vit_base_patch16_224 -dataset imagenet2012 -data_path /dataset/imagenet -amp
+  halfstep evaluate vit_base_patch16_224.pdparams -cfg vit_base_patch16_224
+  halfstep evaluate output/train-20260102-03-04-05/best.pth -data_path photos
 """
 
 
@@ -87,18 +86,15 @@ class _Parser(argparse.ArgumentParser):
         """Raise ConfigError instead of exiting, so that the caller reports this error like all others."""
         raise ConfigError(f"{message}; -h lists the flags")
 
-    def format_help(self) -> str:
-        return as_typed(super().format_help())
-
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line. All values stay text; the loader converts them like the values of a file."""
     parser = _Parser(
-        prog=usage_name(),
+        prog="halfstep train",
         usage="%(prog)s [-cfg FILE] [flag ...]",
         description="Train or evaluate a Vision Transformer. Flags override the settings file.\n"
         "In brackets: the setting that a flag sets, and its default.",
-        epilog=EXAMPLES,
+        epilog=f"{EXAMPLES}\nThe pages that this help names are in {page('docs')}.",
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
         allow_abbrev=False,
         add_help=False,

@@ -11,7 +11,7 @@ from configs.combinations import check_combinations, is_typed
 from configs.flags import CommandLine, parse
 from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, MODEL, VIT_FIELDS, Config
-from configs.tables import METRICS, TORCH_OPTIMIZERS
+from configs.tables import TORCH_OPTIMIZERS
 from configs.translate.other_programs import replace_words
 from configs.translate.paddlevit import translate_paddlevit
 from configs.values import (
@@ -184,9 +184,7 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
         if is_free and len(values[key]) != channels:
             values[key] = values[key][:1] * channels
     task = build(values).task
-    metric = next(name for name in task.metrics if not (needed := METRICS[name].setting) or values[needed])
-    loss = next(iter(task.losses), values["TRAIN.LOSS"])
-    for key, value in (("TRAIN.LOSS", loss), ("TRAIN.BEST_METRIC", metric)):
+    for key, value in (("TRAIN.LOSS", task.losses[0]), ("TRAIN.BEST_METRIC", task.metrics[0])):
         if origins[key] == "default" and values[key] != value:
             values[key], origins[key] = value, f"because of {task.reason}"
 

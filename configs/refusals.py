@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Refusal(NamedTuple):
     """A setting that contradicts a task, or that has no effect with it."""
 
-    setting: str  # or a property of the settings, such as TRAIN.mixes
+    setting: str  # or a property of the settings, such as TRAIN.cuts
     how: str  # the end of the message, which starts with the setting; as in configs/combinations.py
     allowed: tuple[str, ...] = ()  # the accepted values; empty: the default, or the losses of the task
     if_typed: bool = False  # refused only on the command line, because recipes set it too
@@ -29,16 +29,6 @@ LABELS = (
         "must be none with {LABELS} because distillation supports only one class per image",
         only_in_training=True,
     ),
-)
-FEATURES = (
-    Refusal("TRAIN.DISTILLATION_TYPE", f"must be none {NO_CLASSES}"),
-    Refusal("TRAIN.LOSS", f"has no effect {NO_CLASSES}; leave it out"),
-    Refusal("TRAIN.CLASS_WEIGHTS", f"has no effect {NO_CLASSES}; leave it out"),
-    Refusal("DATA.SAMPLER", f"must be shuffle {NO_CLASSES}"),
-    Refusal("TRAIN.mixes", "must be off with {TRAIN.OBJECTIVE} because they mix the labels of images"),
-    Refusal("TRAIN.SMOOTHING", f"has no effect {NO_CLASSES}; leave it out", if_typed=True),
-    Refusal("DATA.has_several_labels", f"has no effect {NO_CLASSES}; leave it out"),
-    Refusal("DATA.TOKENS", "must be null with {TRAIN.OBJECTIVE} because features are learned from square images"),
 )
 NUMBERS = (  # for tasks that read numbers from columns
     Refusal(

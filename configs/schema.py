@@ -111,7 +111,7 @@ class Only:
         return any(values[key] in self.values if self.values else bool(values[key]) for key in self.keys)
 
 
-OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE|TRAIN.OBJECTIVE", "soft", "hard", "features")
+OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE", "soft", "hard")
 OF_NUMBERS = Only("TRAIN.OBJECTIVE", *(name for name, row in TASKS.items() if row.measured))
 SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured unless given
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
@@ -206,10 +206,9 @@ class Data:
         "Limits of the pixel values: lowest and highest, for all channels or for each one; values outside become the limits. Empty: the 0.1 and 99.9 percentiles of the training images, which are saved with the weights.")
     RGB: tuple[int, ...] = setting((), bounds=(0, 999), role=MODEL, only=OF_PIXELS, help=
         "Numbers, from 0, of the channels that are red, green and blue: they start from the RGB weights of a pretrained model, and pictures show them. Empty: pictures show the first three, or the only one.")
-    CROP_PCT: float = setting(0.875, bounds=(0.01, 2.0), role=MODEL, only=Only("DATA.TOKENS", None), help=
+    CROP_PCT: float = setting(0.875, bounds=(0.01, 2.0), role=MODEL, help=
         "Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; with values above 1, the image gets a black border.")
-    CROP_MODE: Literal["center", "squash", "border"] = setting(
-        "center", role=MODEL, only=Only("DATA.TOKENS", None), help=
+    CROP_MODE: Literal["center", "squash", "border"] = setting("center", role=MODEL, help=
         "The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: the short side (center), both sides (squash), or the long side, with a border in the mean colour (border). These are timm's crop modes.")
     CROP_SCALE: tuple[float, ...] = setting((0.08, 1.0), bounds=(0.0001, 1.0), form=MIN_MAX, role=RECIPE, help=
         "Area of a random training crop as a fraction of the image: min, max.")
@@ -223,10 +222,6 @@ class Data:
         "Crop of training images: rrc, a random part resized to the square; simple, DeiT III's random square of the resized image.")
     INTERPOLATION: Literal["nearest", "bilinear", "bicubic", "lanczos"] = setting("bicubic", role=MODEL, help=
         "Interpolation for resizing images.")
-    TOKENS: int | None = setting(None, bounds=(1, 65_535), role=MODEL, help=
-        "Maximum number of patches per image: images keep their aspect ratio and are resized to fit, for timm's naflexvit_* and plain ViTs (docs/native-aspect.md). Not set: images are square.")
-    TRAIN_TOKENS: tuple[int, ...] = setting((), bounds=(1, 65_535), role=RECIPE, only=Only("DATA.TOKENS"), help=
-        "With TOKENS, numbers of patches such as [128, 256, 576]; each training update draws one of them. Empty: TOKENS.")
     TRAIN_INTERPOLATION: Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None = setting(
         None, role=RECIPE, help=
         "Interpolation of training images, also in the rotations and shifts of AUTO_AUGMENT; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION.")
@@ -248,9 +243,6 @@ class Data:
         "Cross-validation, for data sets without a split: 0/5 divides the images into five folds with equal shares of each class and holds out the first (4/5: the last); VAL_FRACTION then has no effect.")
     FOLDS: int | None = setting(None, bounds=(2, 1_000), help=
         "Train on all images of a data set without a split, and measure this by further runs: 5 trains five more runs, each without a fifth of the images, which it then predicts; VAL_FRACTION has no effect. Not set: no further runs.")
-    LABELLED_PATH: str | None = setting(
-        None, form=LOCAL, may_change=True, only=Only("TRAIN.OBJECTIVE", "features"), help=
-        "With TRAIN.OBJECTIVE features: a folder that has a folder of images for each class. Each evaluation measures how often the nearest of these images predict the class of an image (k-NN accuracy). Training never uses the labels.")
     GROUP_BY: str | None = setting(None, only=Only("DATA.DATASET", "csv"), help=
         "For csv: a column that groups the images, for example by person or scene; the images of a group are either all held out or all used for training, and intervals count groups.")
     CLASSES: str | None = setting(None, may_change=True, help=
@@ -280,8 +272,8 @@ class Data:
     REMOTE_CACHE_GB: float | None = setting(None, bounds=(0.001, 1e9), role=MACHINE, help=
         "For shards on a server: maximum size of their cache in CACHE_PATH, in 10^9 bytes; the least recently used tars are deleted. Not set: the size of all shards, but at most 80% of the disk's free space.")
     SYNTHETIC_SIZE: int = setting(
-        1280, bounds=(1, 100_000_000), only=Only("DATA.DATASET", "synthetic", "fractals"), help=
-        "Images per epoch of the computed data sets, synthetic and fractals.")
+        1280, bounds=(1, 100_000_000), only=Only("DATA.DATASET", "synthetic"), help=
+        "Images per epoch of the data set synthetic.")
 
     @property
     def fold(self) -> Fold | None:
@@ -307,15 +299,6 @@ class Data:
     def has_several_labels(self) -> bool:
         """Return whether an image can have any number of labels."""
         return bool(self.LABEL_SEPARATOR) or self.has_label_columns
-
-    @property
-    def sequences(self) -> str:
-        """Words for a batch of images at their own aspect ratio, or an empty string if images are square."""
-        return f"sequences of patches (DATA.TOKENS {self.TOKENS})" if self.TOKENS else ""
-
-    @property
-    def size_of_images(self) -> str:
-        return f"at most {self.TOKENS:,} patches" if self.TOKENS else f"{self.IMAGE_SIZE} x {self.IMAGE_SIZE}"
 
     @property
     def train_interpolation(self) -> str:
@@ -375,7 +358,7 @@ class Model:
     DROPPATH: float | None = setting(None, bounds=(0.0, 0.99), role=RECIPE, help=
         "Drop path rate of the last block; the rate rises linearly from 0 at the first block.")
     PRETRAINED: str | None = setting(None, role=RECIPE, may_change=True, help=
-        "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), a folder of the Hugging Face hub, or a timm model name to download; choose, or choose:WORD,WORD: the images choose one (a comma in a name is written twice).")
+        "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), a folder of the Hugging Face hub, or the name of a timm model, whose weights are downloaded (those of tf_efficientnet_lite0 come with halfstep); choose, or choose:WORD,WORD: the images choose one (a comma in a name is written twice).")
     NEW_CLASSIFIER: Literal["random", "zeros", "linear"] = setting("random", role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
         "How the last layer starts if PRETRAINED has none for these classes or numbers: random; zeros, so that all classes are equally probable and each number is its mean; linear, from a logistic regression (numbers: a ridge regression) on the features of the pretrained model. With zeros, this regression is only measured, and is best.pth if no epoch is better. Its features take one pass over the training images, at most 20,000.")
     FROZEN_STATISTICS: bool = setting(False, role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
@@ -476,20 +459,16 @@ class Train:
     CLASS_WEIGHTS: str | None = setting(None, help=
         "Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1.")
     OBJECTIVE: Literal[*sorted(OBJECTIVES)] = setting("classes", help=
-        f"What the model learns: {sentences_of(OBJECTIVES)}. Fine-tuning with few labels can start from learned features: docs/unlabelled.md.")
-    FEATURES: Literal["both", "pooled", "patches"] = setting("both", only=Only("TRAIN.OBJECTIVE", "features"), help=
-        "The teacher's features to learn: pooled, one vector for the whole image (the input of the teacher's classifier); patches, a vector for each patch, which needs the same grid of patches in both models; or both.")
-    FEATURE_LOSS: Literal["cosine", "smooth_l1"] = setting("cosine", only=Only("TRAIN.OBJECTIVE", "features"), help=
-        "Loss between the features of model and teacher: cosine, 1 minus their cosine; smooth_l1, quadratic for differences below 1 and linear above. Both are means over the images; with FEATURES both, the two losses are added.")
+        f"What the model learns: {sentences_of(OBJECTIVES)}.")
     DISTILLATION_TYPE: Literal["none", "soft", "hard"] = setting("none", help=
         "Also learn from a teacher: soft, from its class probabilities; hard, from the class that it predicts.")
     DISTILLATION_ALPHA: float = setting(
-        0.5, bounds=(0.0, 1.0), only=Only("TRAIN.DISTILLATION_TYPE", "soft", "hard"), help=
+        0.5, bounds=(0.0, 1.0), only=OF_A_TEACHER, help=
         "Weight of the teacher in the loss; the weight of the labels is 1 - DISTILLATION_ALPHA.")
     DISTILLATION_TAU: float = setting(1.0, bounds=(0.01, 1_000.0), only=Only("TRAIN.DISTILLATION_TYPE", "soft"), help=
         "For soft: temperature by which the logits of teacher and student are divided.")
     TEACHER_MODEL: str | None = setting("regnety_160.deit_in1k", only=OF_A_TEACHER, help=
-        "The teacher: a timm model, or the checkpoint of a run. For DISTILLATION_TYPE, it must have the same classes as the data; for OBJECTIVE features, its classes do not matter. (PaddleViT: a weights file of RegNetY-16GF.)")
+        "The teacher: a timm model, or the checkpoint of a run. It must have the same classes as the data. (PaddleViT: a weights file of RegNetY-16GF.)")
     TEACHER_PRETRAINED: str | None = setting(None, only=OF_A_TEACHER, help=
         "Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL.")
     COLOR_JITTER: float = setting(0.0, bounds=(0.0, 100.0), help=
@@ -518,7 +497,7 @@ class Train:
     RANDOM_ERASE_MODE: Literal["pixel", "rand", "const"] = setting("pixel", only=Only("TRAIN.RANDOM_ERASE_PROB"), help=
         "Fill of erased boxes: pixel, noise; rand, one random colour; const, the mean colour.")
     RANDOM_ERASE_COUNT: int = setting(1, bounds=(1, 100), only=Only("TRAIN.RANDOM_ERASE_PROB"), help=
-        "Maximum number of boxes per image; the erased area is divided among the boxes (not with DATA.TOKENS: as in timm, each box may then cover up to a third of the image).")
+        "Maximum number of boxes per image; the erased area is divided among the boxes.")
     REPEATED_AUG: int = setting(1, bounds=(1, 1_000), help=
         "Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. (DeiT: 3.)")
     MODEL_EMA: bool = setting(False, help=
@@ -682,7 +661,7 @@ class Config:
     REPORT: bool = setting(True, role=RECORD, help=
         "Draw predictions (confusion.png, mistakes.png, correct.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
-        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; for numbers, the widths of their intervals. With PRETRAINED, also statistics that recognise photos unlike these images. The weights do not change.")
+        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of halfstep predict say how often the model is right; for numbers, the widths of their intervals. With PRETRAINED, also statistics that recognise photos unlike these images. The weights do not change.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
 
@@ -698,9 +677,8 @@ class Config:
 
     @property
     def learns_strangers(self) -> bool:
-        """Whether the evaluations of a new best epoch measure statistics for predict.py -unknown."""
-        has_one_answer = self.task.has_answers and not self.task.has_several_classes
-        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and has_one_answer
+        """Whether the evaluations of a new best epoch measure statistics for halfstep predict -unknown."""
+        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and not self.task.has_several_classes
 
     @property
     def compares_weights(self) -> bool:

@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from utils.commands import page
+
 
 def import_named(folder: str, where: str) -> Any:
     """Import the class or function that a row names. `folder`: the package of the file, such as engine.train."""
@@ -86,11 +88,6 @@ class SourceRow(NamedTuple):
 SOURCES = {
     "imagenet2012": SourceRow("listing.read_imagenet", "ImageNet as lists or class folders", "included"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
-    "images": SourceRow(
-        "unlabelled.read_unlabelled",
-        "any images without labels, for `TRAIN.OBJECTIVE=features`",
-        "held out",
-    ),
     "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "included, or held out"),
     "shards": SourceRow(
         "shards.read_shards",
@@ -125,19 +122,13 @@ SOURCES = {
         "included, or random",
         "torchvisionname",
     ),
-    "fractals": SourceRow(
-        "computed.read_fractals",
-        "images computed from formulas, for pretraining without data",
-        "other computed images",
-        has_files=False,
-    ),
     "synthetic": SourceRow(
-        "computed.read_synthetic", "random images, to measure speed", "none needed", has_files=False
+        "synthetic.read_synthetic", "random images, to measure speed", "none needed", has_files=False
     ),
 }
 
 # Data sets of users' own photos, where EXIF orientation is applied. Published scores on others ignore it.
-OF_USERS = ("imagefolder", "images", "csv", "shards", "parquet")
+OF_USERS = ("imagefolder", "csv", "shards", "parquet")
 
 
 NATIVE = "pixels.native.pixels.NativePixels"
@@ -154,15 +145,12 @@ class MetricRow(NamedTuple):
     in_units: bool = False  # whether it is in the units of the data, so that lines have significant digits instead
     smaller_is_better: bool = False
     remedy: str = ""  # the end of the error message of tasks without this metric
-    setting: str = ""  # the setting that the metric needs, if any
     note: str = ""  # a sentence in the description of TRAIN.BEST_METRIC, on this row and similar ones
 
 
 NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
-NEEDS_FEATURES = "measures features; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), or choose another metric"
-NEEDS_NUMBERS = "measures numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or choose another metric"
+NEEDS_NUMBERS = f"measures numbers; set TRAIN.OBJECTIVE=numbers ({page('docs/numbers.md')}), or choose another metric"
 OF_LABELS = "micro_f1 and map are for data with several labels per image; map is the default for such data."
-OF_FEATURES = "similarity and knn are for OBJECTIVE features, where knn is the default if DATA.LABELLED_PATH is set, else similarity."
 OF_NUMBERS = "mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers."
 # {value of TRAIN.BEST_METRIC in configs/schema.py: its row}
 METRICS = {
@@ -173,8 +161,6 @@ METRICS = {
     "macro_f1": MetricRow("macro F1"),
     "micro_f1": MetricRow("micro F1", remedy=NEEDS_LABELS, note=OF_LABELS),
     "map": MetricRow("mAP", remedy=NEEDS_LABELS),
-    "similarity": MetricRow("similarity", remedy=NEEDS_FEATURES, note=OF_FEATURES),
-    "knn": MetricRow("k-NN accuracy", remedy=NEEDS_FEATURES, setting="DATA.LABELLED_PATH"),
     "mae": MetricRow("MAE", "", 4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS, note=OF_NUMBERS),
     "rmse": MetricRow("RMSE", unit="", digits=4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS),
     "r2": MetricRow("R2", unit="", digits=4, remedy=NEEDS_NUMBERS),
@@ -189,24 +175,21 @@ class TaskRow(NamedTuple):
     targets: str  # file and class in datasets/ of what a target is
     reading: str  # file and class in datasets/ that reads targets from tables, lists and tars
     reason: str  # the origin of the values of other settings that follow from the task
-    losses: tuple[str, ...]  # values of TRAIN.LOSS, the default first; empty: it has a loss of its own
-    metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
+    losses: tuple[str, ...]  # values of TRAIN.LOSS, the default first
+    metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC, the default first
     sentence: str = ""  # the description in settings; empty: no value of TRAIN.OBJECTIVE
     activation: str = ""  # the function that turns outputs into probabilities
     problem_type: str = ""  # the name of the task in transformers
     recipe: str = "finetune"  # file in configs/ that fine-tunes a model without BatchNorm
     has_exact_head: bool = False  # outputs are in float32 with -amp, which would lose digits
     metric_of_images: str = "top1"  # key of METRICS: the score that the tables of images give
-    has_targets: bool = True  # whether the data must say what each image is
     has_classes: bool = True  # whether the model predicts classes
     noun: str = "class"  # what an output of the model stands for
-    has_answers: bool = True  # whether the model predicts something that people ask about an image
     has_several_classes: bool = False  # whether an image can have any number of classes
-    needed: Mapping[str, str] = {}  # {setting that must be given: what it is, and the remedy}
     refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
     measured: str = ""  # file and function in datasets/ that measures the training targets before a run
     errors: str = ""  # for numbers: file and function in engine/tasks/ of their errors
-    # Flags of scripts/predict.py that need one class per image, and why the model has none.
+    # Flags of halfstep predict that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
 
@@ -266,21 +249,6 @@ TASKS = {
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
         refusals="refusals.NUMBERS",
-    ),
-    "features": TaskRow(
-        "features.FeatureTask",
-        "targets.one_class.OneClass",
-        "targets.labels.OneLabel",
-        "TRAIN.OBJECTIVE",
-        (),
-        ("knn", "similarity", "loss"),
-        sentence="the features of TEACHER_MODEL, without labels",
-        has_exact_head=True,
-        has_targets=False,
-        has_classes=False,
-        has_answers=False,
-        needed={"TRAIN.TEACHER_MODEL": "a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=..."},
-        refusals="refusals.FEATURES",
     ),
 }
 OBJECTIVES = {name: row for name, row in TASKS.items() if row.sentence}  # the values of TRAIN.OBJECTIVE

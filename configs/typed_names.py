@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from configs.translate.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, quoted
+from utils.commands import page
 from utils.errors import SIMILAR
 
 # {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}. The names are in
@@ -103,7 +104,7 @@ def suggest_key(key: str, known: Iterable[str]) -> str:
     names = difflib.get_close_matches(parts[-1], set(leaf.values()), n=1, cutoff=SIMILAR)
     # If several sections have this name, choose the key whose full name is the most similar.
     near = difflib.get_close_matches(key.upper(), [each for each in known if leaf[each] in names], n=1, cutoff=0.0)
-    return f"; did you mean {near[0]}?" if near else "; docs/settings.md lists all settings"
+    return f"; did you mean {near[0]}?" if near else f"; {page('docs/settings.md')} lists all settings"
 
 
 def setting_meant(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from configs.removed import REMOVED
+from configs.removed import is_removed
 from configs.schema import MACHINE, MAX_INT, RECORD, START, Arguments, Config, Form, Only, Start
 from configs.tables import TORCH_OPTIMIZERS
 from utils.errors import ConfigError, did_you_mean
@@ -134,13 +134,9 @@ OPTIMIZER_VALUES = {
 }
 
 
-# {setting: its value in runs that began before the setting existed}, if that is not the default
-BEFORE_ITS_TIME = {"TRAIN.BEST_EPOCH": "highest"}
-
-
 def today(saved: dict[str, Any]) -> dict[str, Any]:
-    """Convert saved settings to their current form: one spelling for equal values, without removed settings."""
-    left = {key: value for key, value in saved.items() if key not in REMOVED}
+    """Convert saved settings to their current form: one spelling for equal values, and nothing that was removed."""
+    left = {key: value for key, value in saved.items() if not is_removed(key, value)}
     if left.get("TRAIN.OPTIMIZER.NAME") in TORCH_OPTIMIZERS:
         left |= {key: plain(SETTINGS[key].default) for key in usual_optimizer_values(left)}
     return left

@@ -9,8 +9,9 @@ from pathlib import Path
 import yaml
 
 from configs.values import Text, is_none
+from utils.commands import HALFSTEP
 from utils.errors import ConfigError, did_you_mean
-from utils.files import HALFSTEP, content_of, or_shipped, short_name
+from utils.files import content_of, or_shipped, short_name
 from utils.text import align
 
 # Maximum number of bytes in a file, of files that are read because of BASE lines, and of nesting levels.

@@ -5,12 +5,10 @@
 from datasets.bad_images import BadImages
 from datasets.build import (
     build_eval_data,
-    build_normalize,
     build_order,
     build_preparation,
     build_train_data,
     class_weights,
-    generate_batches,
     invent_images,
     watches,
 )

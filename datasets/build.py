@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 
-import torch
-
-from configs.schema import Config, Data
-from datasets.batching import batching_of
-from datasets.loading.readers import EvalData, TrainData
+from configs.schema import Config
+from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Order
 from datasets.transforms.crop import Normalize
-from datasets.transforms.preparation import Preparation
+from datasets.transforms.preparation import Preparation, SizedPreparation
 from datasets.types import ImageSet
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -61,19 +58,14 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
 def _loader_of(config: Config, image_set: ImageSet, process: Process, batch_size: int, is_training: bool) -> Callable:
     """Return the function that makes batches from pieces of the order."""
     if image_set.makes_batches:
-        return generate_batches(config, image_set, batch_size, process)
-    reader = batching_of(config.DATA).reader(config, image_set, is_training)
+        return image_set.makes_batches(config, batch_size, process.rank, process.device)
+    reader = (TrainReader if is_training else EvalReader)(image_set, config)
     return make_loader(reader, choose_workers(config, image_set, process), process.device)
-
-
-def generate_batches(config: Config, image_set: ImageSet, batch_size: int, process: Process) -> Callable:
-    """Return the function that makes batches of random images on the device from pieces of the order."""
-    return batching_of(config.DATA).invent(config, image_set, batch_size, process)
 
 
 def invent_images(config: Config) -> ImageSet:
     """Return DATA.SYNTHETIC_SIZE images of invented pixels and targets, for trials."""
-    from datasets.sources.computed import invent
+    from datasets.sources.synthetic import invent
 
     return invent(config)
 
@@ -92,14 +84,9 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
     return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)
 
 
-def build_normalize(data: Data, dtype: torch.dtype = torch.float32) -> Normalize:
-    """Return the normalization of the images of a batch. See Normalize for `dtype`."""
-    return batching_of(data).normalize(data, dtype)
-
-
 def build_preparation(config: Config, normalize: Normalize, is_compiled: bool = False) -> Preparation:
     """Return the preparation for these settings. If `is_compiled`, it has one compiled kernel per batch size."""
-    return batching_of(config.DATA).preparation(config, normalize, is_compiled)
+    return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
 
 
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:

@@ -98,7 +98,7 @@ class CacheFile:
             raise FileNotFoundError(location.index)
         self.columns = [index.column(name) for name in COLUMNS]
         self.num_channels, size = index.facts["channels"], index.facts["size"]
-        self.dtype = np.dtype(index.facts.get("type", "uint8"))
+        self.dtype = np.dtype(index.facts["type"])
         with open(location.data, "rb", opener=without_waiting) as file:
             # The map is private and writable, because torch warns about read-only arrays; nothing writes to it. Without
             # MAP_NORESERVE, Linux refuses a private map that is larger than the memory.

@@ -102,7 +102,7 @@ def _with_copies(config: Config, read: Read, only_validation: bool, saved: Saved
     if val is not None or train.in_memory or train.makes_batches or is_url(data.DATA_PATH):
         return read
     if saved and saved.split:
-        is_divided = bool(saved.split.get("copies"))  # older runs divided their images without looking at them
+        is_divided = bool(saved.split.get("copies"))
     else:
         is_published = train.split.get("rule") == "position"
         is_divided = bool(data.VAL_FRACTION or data.FOLD or data.FOLDS) and not (only_validation or is_published)

@@ -31,7 +31,7 @@ class ImageSet:
 
     in_memory = False
     names_are_numbers = False  # the name of an image contains only its number
-    # The set's own loader, used instead of reading images one by one (see generate_batches).
+    # The set's own loader, used instead of reading images one by one (see SyntheticImages).
     makes_batches: Callable | None = None
     is_read_in_groups = False  # a process reads and caches groups of images; each loader process would read them again
     rows: np.ndarray | None = None  # the row of each image in the whole set, from which `take` selected; None: all rows
@@ -190,7 +190,7 @@ class SavedData(NamedTuple):
     classes: list[str]  # in the order of their numbers
     split: dict  # ImageSet.split; empty if a weights file lacks it
     validation: dict = {}  # datasets.split.validation_facts of the validation images
-    facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files that scripts/export.py writes
+    facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files that halfstep export writes
     file: Path | None = None  # the checkpoint; next to it, split.csv lists the part of each image
 
 
@@ -241,9 +241,8 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that does not count: it keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # None in batches that were made by hand; erasing and mixing depend on it
-    # int64 [B, RANDOM_ERASE_COUNT, 6] on the host (5 for sequences of patches): the boxes to erase. None: not drawn yet.
+    # int64 [B, RANDOM_ERASE_COUNT, 6] on the host: the boxes to erase. None: not drawn yet.
     boxes: np.ndarray | None = None
-    shares: np.ndarray | None = None  # float32 [B], for sequences of patches: fraction of an image not from its partner
 
     @property
     def indices(self) -> np.ndarray:
@@ -259,8 +258,8 @@ class Batch(NamedTuple):
         for start in range(0, count, size):
             end, bad = min(start + size, count), self.bad if start == 0 else []
             images, targets = self.images[start:end], self.targets[start:end]
-            drawn = (each if each is None else each[start:end] for each in (self.boxes, self.shares))
-            parts.append(Batch(images, targets, end - start, bad, self.piece.part(start, end), *drawn))
+            boxes = None if self.boxes is None else self.boxes[start:end]
+            parts.append(Batch(images, targets, end - start, bad, self.piece.part(start, end), boxes))
         return parts
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -10,9 +11,9 @@ from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
     CacheProgress,
+    Normalize,
     OpenedData,
     TrainData,
-    build_normalize,
     build_preparation,
     build_train_data,
     open_data,
@@ -23,9 +24,8 @@ from engine.plan import Inputs, Plan, StepPlan, TrainPlan
 from engine.precision import Clipping, ComputingModel, set_matmul
 from engine.session import Session
 from engine.tasks import find_task
-from engine.tasks.task import Task
 from engine.train.counters import Counters
-from engine.train.loss import StepWrapper, build_loss
+from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
 from engine.train.trainer import Trainer
@@ -37,6 +37,9 @@ from utils.host import keep_freed_memory
 from utils.log import Log
 from utils.seed import make_deterministic
 from utils.torch_internals import import_compiler
+
+if TYPE_CHECKING:
+    from engine.train.distillation import Distillation
 
 
 def open_data_of_run(
@@ -60,7 +63,7 @@ def prepare_torch(config: Config, process: Process, log: Log) -> None:
 
 
 def build(plan: TrainPlan, log: Log) -> Trainer:
-    """Build the trainer of a run at step 0, including its model, data and step wrappers."""
+    """Build the trainer of a run at step 0, including its model and data."""
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
     trainer = build_trainer(plan.step_plan, model, data, log)
@@ -79,22 +82,20 @@ def make_model(plan: Plan, log: Log) -> nn.Module:
     return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
 
 
-def make_wrappers(plan: StepPlan, log: Log, task: Task) -> list[StepWrapper]:
-    """Return the wrappers around a step's preparation and loss, innermost first. Collective."""
-    wrappers: list[StepWrapper] = []
-    if plan.config.TRAIN.DISTILLATION_TYPE != "none":
-        from engine.train.distillation import make_distillation
+def find_distillation(plan: StepPlan, log: Log) -> "Distillation | None":
+    """Return the distillation that the settings ask for, or None. Collective."""
+    if plan.config.TRAIN.DISTILLATION_TYPE == "none":
+        return None
+    from engine.train.distillation import make_distillation
 
-        wrappers.append(make_distillation(plan.config, plan.process, log, plan.num_classes, plan.classes))
-    return [*wrappers, *task.wrappers(plan.process, log, is_trial=plan.classes is None)]
+    return make_distillation(plan.config, plan.process, log, plan.num_classes, plan.classes)
 
 
 def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -> Trainer:
     """Build a trainer at step 0. The model is already on its device, except with fsdp2, where Parallel.place moves it."""
     config, process, precision, task = plan.config, plan.process, plan.precision, find_task(plan.config)
-    wrappers = make_wrappers(plan, log, task)
-    for wrapper in wrappers:
-        wrapper.change_model(model)
+    if distillation := find_distillation(plan, log):
+        distillation.change_model(model)
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
@@ -113,8 +114,8 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
     if config.COMPILE:
         from models.compilation import compile_model
 
-        for each in [compute_model, ema.model] if ema else [compute_model]:  # the EMA shares the compiled graphs
-            compile_model(each, config)
+        for compiled in [compute_model, ema.model] if ema else [compute_model]:  # the EMA shares the compiled graphs
+            compile_model(compiled, config)
     accumulates = data.order.num_micro_batches(0) > 1
     if accumulates and config.COMPILE in CUDA_GRAPH_MODES:
         raise ConfigError(
@@ -127,11 +128,11 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
     schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
     optimizer = build_optimizer(config.TRAIN, model, local, schedule.base)
     parallel.track_optimizer(optimizer)
-    normalize = build_normalize(config.DATA, parameters[0].dtype).to(process.device)
+    normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
     loss = build_loss(config, plan.class_weights, process.device)
-    for wrapper in wrappers:
-        prepare, loss = wrapper.wrap(prepare, loss, precision)
+    if distillation:
+        prepare, loss = distillation.wrap(prepare, loss, precision)
     return Trainer(
         config=config,
         task=task,

@@ -58,7 +58,7 @@ def choose_callbacks(
     started = plan.inputs.loaded.started
     times = RunTimes.of(config, plan.order, plan.num_evaluated, lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
-    if config.CALIBRATE and config.task.has_answers and plan.is_measured:
+    if config.CALIBRATE and plan.is_measured:
         from engine.confidence.calibration import Calibration
 
         groups_and_limits = trainer.task.groups_and_limits(plan.train_set, plan.eval_set)
@@ -91,7 +91,7 @@ def choose_callbacks(
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     known_overlap = overlap_of(plan.inputs.saved, plan.facts)
-    # A run of an older version that is resumed in epoch 1 lacks the fingerprints of its first images.
+    # A run that is resumed in epoch 1 with other images lacks the fingerprints of its first images.
     is_compared = plan.holds_out and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH)
     if (known_overlap or trainer.step == 0) and is_compared:
         from datasets.overlap import Overlap

@@ -13,7 +13,7 @@ from datasets import BadImages, EvalData, build_eval_data
 from engine.build import make_model, open_data_of_run
 from engine.checkpoint.resume import is_run
 from engine.eval_plan import EvalPlan, plan_evaluation
-from engine.evaluation.evaluate import Evaluation
+from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Best
 from engine.infer import PlacingInference
 from engine.open_model import SavedModel, warn_of_learned
@@ -46,9 +46,8 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     log.say(f"precision: {inference.precision.describe()}")
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     task = find_task(config)
-    change_model, score = task.open_evaluation(data, inference, bad_images, log, is_run(inputs.saved))
     evaluations, transforms = {}, inference.transforms
-    for name, model in weights_to_score(plan, partial(make_model, plan, log), change_model):
+    for name, model in weights_to_score(plan, partial(make_model, plan, log)):
         if not evaluations:
             log.say(f"model: {config.MODEL.NAME}, {describe_size(model)}")
         log.say(*transforms.apply(model.to(process.device)))
@@ -56,22 +55,20 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
             session.begin(plan.inputs.loaded)
             session.status("evaluating")
         start = time.perf_counter()
-        (evaluations[name],) = score([model])
-        if config.task.has_answers and not math.isfinite(evaluations[name].scores.loss):
+        (evaluations[name],) = evaluate([model], data, inference, bad_images, task.tally)
+        if not math.isfinite(evaluations[name].scores.loss):
             refuse_outputs(plan, model, inference, data)
         seconds = time.perf_counter() - start
         scores = evaluations[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(scores.describe_all(name, task.describe_scored(eval_set)))
     state, code = "done", ExitCode.DONE
-    if config.task.has_answers and not leave_results(session, plan, evaluations):
+    if not leave_results(session, plan, evaluations):
         state, code = "save_failed", ExitCode.FAILED
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in evaluations.items()}
     session.status(state, exit_code=int(code), **figures)
-    if config.task.has_answers:
-        saved = plan.inputs.known.saved
-        weights = saved.file if saved else None
-        session.advise(after_evaluation(weights, session.path, eval_set))
+    saved = plan.inputs.known.saved
+    session.advise(after_evaluation(saved.file if saved else None, session.path, eval_set))
     if log.unprinted:
         raise log.unprinted
     return code
@@ -87,25 +84,20 @@ def refuse_outputs(plan: EvalPlan, model: nn.Module, inference: PlacingInference
     inference.refuse(model, inputs, source)
 
 
-def weights_to_score(
-    plan: EvalPlan,
-    make_model: Callable[[], nn.Module],
-    change_model: Callable[[nn.Module], None] | None = None,
-) -> Iterator[tuple[str, nn.Module]]:
+def weights_to_score(plan: EvalPlan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Yield (prefix of the scores, model) for each set of weights to evaluate.
 
-    `make_model` builds the model with the weights of a file that is not a run's checkpoint. `change_model` adds the
-    layers that only training needs; None: these are left out.
+    `make_model` builds the model with the weights of a file that is not a run's checkpoint.
     """
     state = plan.inputs.saved
     if not is_run(state):
         yield "EMA " if plan.inputs.record.get("weights", "").endswith("_ema") else "", make_model()
         return
-    path, needs_classes = plan.inputs.checkpoint, plan.config.task.has_answers
+    path = plan.inputs.checkpoint
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
-            weights = state[key] if change_model else chosen_weights(state, path, key)[1]
-            yield name, SavedModel(path, state, key, weights).build(plan.config, needs_classes, change_model)
+            weights = chosen_weights(state, path, key)[1]
+            yield name, SavedModel(path, state, key, weights).build(plan.config)
 
 
 def leave_results(session: Session, plan: EvalPlan, evaluations: dict[str, Evaluation]) -> bool:

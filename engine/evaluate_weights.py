@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Best, Scores, describe_score, rank_of
-from engine.evaluation.tally import Scoring
+from engine.evaluation.tally import MakeTally
 from engine.session import Session
 from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
@@ -26,23 +26,22 @@ ByFolds = Callable[[], dict[str, Evaluation]]  # the evaluation of a run with DA
 
 
 def evaluate_both(
-    trainer: Trainer, data: EvalData, bad_images: BadImages, change: Callable[[Scoring], Scoring] | None = None
+    trainer: Trainer, data: EvalData, bad_images: BadImages, change: Callable[[MakeTally], MakeTally] | None = None
 ) -> dict[str, Evaluation]:
     """Evaluate the raw weights and the EMA weights, if any. Before the first update both are equal: skip the EMA.
 
-    `change` returns another scoring, which keeps more.
+    `change` returns a function for tallies that keep more.
     """
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     metric, both = trainer.config.TRAIN.BEST_METRIC, list(models.values())
     with contextlib.ExitStack() as stack:
-        scoring = trainer.task.scoring(trainer)
+        make_tally = trainer.task.tally
         if trainer.config.learns_strangers:
             from engine.confidence.fit import keeping_features
 
-            scoring = stack.enter_context(keeping_features(scoring, both, trainer))
-        scoring = change(scoring) if change else scoring
-        evaluations = evaluate(both, data, trainer.inference, bad_images, scoring)
-    evaluations = trainer.task.score_more(evaluations, both, trainer)
+            make_tally = stack.enter_context(keeping_features(make_tally, both, trainer))
+        make_tally = change(make_tally) if change else make_tally
+        evaluations = evaluate(both, data, trainer.inference, bad_images, make_tally)
     evaluations = [each._replace(scores=replace(each.scores, metric=metric)) for each in evaluations]
     return dict(zip(models, evaluations, strict=True))
 
@@ -95,5 +94,5 @@ def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: Bad
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
-    (evaluation,) = evaluate([model], data, trainer.inference, bad_images, trainer.task.scoring(trainer))
+    (evaluation,) = evaluate([model], data, trainer.inference, bad_images, trainer.task.tally)
     return evaluation.images.gather(trainer.process)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets import Batch, build_train_data, generate_batches, invent_images
+from datasets import Batch, build_train_data, invent_images
 from datasets.order import Piece
 from engine.memory import flags_for, out_of_memory, raises_when_full, release, shortage, smaller_batch
 from engine.train.optimizers import optimizer_bytes
@@ -115,7 +115,8 @@ def invent_batch(trainer: Trainer, config: Config, piece: Piece) -> Batch:
     count, process, classes = len(piece.indices), trainer.process, trainer.data.image_set.classes
     num_outputs = config.MODEL.NUM_CLASSES or len(classes) or 1
     config = config.changed("DATA", SYNTHETIC_SIZE=count).changed("MODEL", NUM_CLASSES=num_outputs)
-    return next(generate_batches(config, invent_images(config), count, process)([piece]))
+    make_batches = invent_images(config).makes_batches(config, count, process.rank, process.device)
+    return next(make_batches([piece]))
 
 
 def largest_batch(trainer: Trainer, count: int) -> Batch:
@@ -127,10 +128,10 @@ def largest_batch(trainer: Trainer, count: int) -> Batch:
 
 
 def with_largest_images(config: Config) -> Config:
-    """Return settings with which all training images have the largest size, or the largest number of patches."""
-    if config.TRAIN.SIZE_SCHEDULE:
-        config = config.changed("TRAIN", SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
-    return config.changed("DATA", TRAIN_TOKENS=tuple(sorted(config.DATA.TRAIN_TOKENS)[-1:]))
+    """Return settings with which all training images have the largest size."""
+    if not config.TRAIN.SIZE_SCHEDULE:
+        return config
+    return config.changed("TRAIN", SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Computes outputs without gradients outside of a run: for -eval, predict.py and embed.py."""
+"""Computes outputs without gradients outside of a run: for halfstep evaluate, predict and embed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets import build_normalize
+from datasets import Normalize
 from engine.evaluation.evaluate import Inference
 from engine.precision import Precision, are_finite, set_matmul, widen
 from models.transforms import ModelTransforms, choose_transforms
@@ -21,7 +21,7 @@ Compute = Callable[[nn.Module, Tensor], Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class PlacingInference(Inference):
-    """An inference with models that it places on the device itself, as -eval, predict.py and embed.py do."""
+    """An inference with models that it places on the device itself, as evaluate, predict and embed do."""
 
     transforms: ModelTransforms
 
@@ -32,7 +32,7 @@ class PlacingInference(Inference):
         set_matmul(config.PRECISION.MATMUL)
         precision = Precision(config, process.device)
         transforms = choose_transforms(config, process.device, precision.half)
-        return cls(build_normalize(config.DATA).to(process.device), precision, process, transforms)
+        return cls(Normalize(config.DATA).to(process.device), precision, process, transforms)
 
     def place(self, model: nn.Module) -> nn.Module:
         """Return the model that computes: on the device, transformed, in its precision, in evaluation mode."""

@@ -48,21 +48,20 @@ def release(device: torch.device) -> None:
         getattr(torch, device.type).empty_cache()
 
 
-def too_large(config: Config, device: torch.device, found: str) -> ConfigError:
-    """Return the error for images or a model that are too large even for the smallest batch. `found`: why."""
-    sizes = {name: getattr(config.DATA, name) for name in ("TRAIN_TOKENS", "TOKENS", "IMAGE_SIZE")}
-    name = next(name for name, value in sizes.items() if value)
+def too_large(config: Config, device: torch.device, reason: str) -> ConfigError:
+    """Return the error for images or a model that are too large even for the smallest batch. `reason`: why."""
     return ConfigError(
-        f"DATA.{name} is {sizes[name]}: {found}; lower it, choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
+        f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}: {reason}; lower it, choose a smaller model "
+        f"(MODEL.NAME is {config.MODEL.NAME})"
         f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
     )
 
 
 def smaller_batch(order: Order) -> int:
     """Return the next smaller micro-batch that divides an update without a remainder, or 0 if there is none."""
-    each = order.global_batch // order.world_size
+    per_process = order.global_batch // order.world_size
     sizes = range(order.largest_piece(0) - 1, 0, -1)
-    return next((size for size in sizes if each % size == 0 and size % order.unit == 0), 0)
+    return next((size for size in sizes if per_process % size == 0 and size % order.unit == 0), 0)
 
 
 def flags_for(order: Order, size: int) -> list[str]:

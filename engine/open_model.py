@@ -1,7 +1,7 @@
 """Opens the weights of a run: what their file says about the model, and the model with exactly these weights."""
 
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,12 @@ from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_and_read
 from models.weights.load import fit_image_size, load_exactly
 from models.weights.metadata import calibration_of, image_settings_of
-from models.weights.record import CALIBRATION, LEARNED
+from models.weights.record import CALIBRATION, LEARNED, VERSION_KEY
 from utils.errors import ConfigError, naming_damage
 from utils.text import first_of, warning
 
 NEEDED = frozenset(("config", "class_names", "data"))  # metadata that every halfstep checkpoint has
-FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version", LEARNED)
+FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", VERSION_KEY, LEARNED)
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,10 @@ class SavedModel:
         """Return the metadata of a file that has only these weights."""
         return self.facts | {"weights": self.key}
 
-    def build(
-        self, config: Config, needs_classes: bool = True, change_model: Callable[[nn.Module], None] | None = None
-    ) -> nn.Module:
-        """Return the model. Without `needs_classes`, the weights may lack a classifier layer.
-
-        `change_model` adds the layers that only training needs, and which the weights have.
-        """
+    def build(self, config: Config, needs_classes: bool = True) -> nn.Module:
+        """Return the model. Without `needs_classes`, the weights may lack a classifier layer."""
         model = build_model(config, config.MODEL.NUM_CLASSES or len(self.classes))
-        if change_model:
-            change_model(model)
-        elif not (needs_classes or outputs_in(self.weights, model)):
+        if not (needs_classes or outputs_in(self.weights, model)):
             model.reset_classifier(0)
         load_exactly(model, fit_image_size(model, self.weights, []), self.path)
         return model

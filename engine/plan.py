@@ -204,8 +204,8 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     if is_run(saved):
         known = known._replace(began=saved.get("config", {}))
     if "class_names" in record and (is_run(saved) or is_evaluated):
-        about = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
-        known = known._replace(saved=SavedData(known.outputs, *about, file))
+        records = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
+        known = known._replace(saved=SavedData(known.outputs, *records, file))
     elif is_evaluated and source:
         from models.weights.metadata import classes_of_weights
 

@@ -20,10 +20,6 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
-    if plan.config.DATA.sequences:
-        from models.native_aspect import describe_sequences
-
-        lines.append(describe_sequences(plan.config))
     return lines + [line for note in notes_on(plan).values() for line in note]
 
 

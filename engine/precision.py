@@ -120,7 +120,7 @@ class Precision:
 
     def load_state_dict(self, state: dict) -> None:
         """Load the loss scale, unless the half type has changed. A new type starts with its own scale."""
-        if state.get("dtype", str(self.half)) == str(self.half):
+        if state["dtype"] == str(self.half):
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
 
 
@@ -317,9 +317,9 @@ class LossScaler(GradScaler):
         return super().state_dict() | {"_bad_tracker": int(self._bad)}
 
     def load_state_dict(self, state: dict) -> None:
-        """Load scale and counters. A state of torch's own scaler has no count of overflows."""
+        """Load scale and counters."""
         super().load_state_dict({name: value for name, value in state.items() if name != "_bad_tracker"})
-        self._bad.fill_(state.get("_bad_tracker", 0))
+        self._bad.fill_(state["_bad_tracker"])
 
 
 class FusedLossScaler(LossScaler):

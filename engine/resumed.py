@@ -31,8 +31,8 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
     with naming_damage(path):
         images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
         log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
-    if state.get("class_weights") != plan.class_weights:
-        log.say(warning("resume: TRAIN.CLASS_WEIGHTS: the class weights differ from those of the earlier epochs"))
+        if state["class_weights"] != plan.class_weights:
+            log.say(warning("resume: TRAIN.CLASS_WEIGHTS: the class weights differ from those of the earlier epochs"))
     from engine.weights_lines import describe_other_validation, has_other_validation
     from models.weights.load import check_exactly
 

@@ -18,7 +18,7 @@ from engine.session import Session
 from engine.tasks.class_tables import ClassResults
 from engine.train.stop_conditions import NonFinite, why_finished
 from engine.train.trainer import Trainer
-from models.weights.record import KEPT, preprocessing_of
+from models.weights.record import KEPT, VERSION_KEY, preprocessing_of
 from models.weights.sharded import PIECES
 from utils import VERSION
 from utils.errors import cause_of
@@ -219,7 +219,7 @@ def describe_run(plan: TrainPlan, trainer: Trainer, metric: float | None, bad_im
         "arch": config.MODEL.NAME,
         "metric": metric,
         "version": 2,
-        "halfstep_version": VERSION,
+        VERSION_KEY: VERSION,
         "config": comparable(config, trainer.data.order),
         "seed": config.SEED,
         "class_names": list(plan.classes),

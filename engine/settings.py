@@ -27,13 +27,13 @@ def words_in(pretrained: str | None) -> list[str] | None:
         return None
     _, colon, words = pretrained.partition(":")
     # No value of a setting has a null character.
-    found = [word.strip().replace("\0", ",") for word in words.replace(",,", "\0").split(",")] if colon else []
-    if colon and not all(found):
+    candidates = [word.strip().replace("\0", ",") for word in words.replace(",,", "\0").split(",")] if colon else []
+    if colon and not all(candidates):
         raise ConfigError(
             f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD, and two commas "
             "for a comma in a name"
         )
-    return found
+    return candidates
 
 
 def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None) -> LoadedConfig:
@@ -61,29 +61,29 @@ def fine_tuning_batch() -> Layer:
 
 def _load(command_line: CommandLine) -> LoadedConfig:
     files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg else []
-    given = _given([*files, *command_line.layers])
-    if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
+    texts = _given([*files, *command_line.layers])
+    if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & texts.keys():
         return load(command_line, beneath=files)
     # Imported here: reading weights needs torch, whose import takes seconds.
     import engine.settings_of_weights as of_weights
 
-    checkpoint = of_weights.checkpoint_of(given)
-    if (words := words_in(given.get("MODEL.PRETRAINED"))) is not None:
-        if chosen := of_weights.choice_of_resumed(given, checkpoint, words):
+    checkpoint = of_weights.checkpoint_of(texts)
+    if (words := words_in(texts.get("MODEL.PRETRAINED"))) is not None:
+        if chosen := of_weights.choice_of_resumed(texts, checkpoint, words):
             return _load(_with(command_line, chosen))
         # MODEL.NAME names timm's model of the candidates, as it does for other weights that name none.
-        named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in given else None
+        named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in texts else None
         return load(command_line._replace(cfg=command_line.cfg or find_settings_file("finetune")), weights=named)
     if command_line.cfg:
-        return load(command_line, beneath=files, weights=of_weights.layer_of_weights(given, checkpoint))
-    path, of_run = of_weights.layers_of_run(given, checkpoint)
+        return load(command_line, beneath=files, weights=of_weights.layer_of_weights(texts, checkpoint))
+    path, of_run = of_weights.layers_of_run(texts, checkpoint)
     is_chosen = any(layer.origin == CHOSEN for layer in command_line.layers)
     if of_run and (checkpoint or not is_chosen):  # all candidates are trained alike
-        loaded = load(command_line, beneath=of_run, weights=of_weights.layer_of_weights(given, checkpoint))
+        loaded = load(command_line, beneath=of_run, weights=of_weights.layer_of_weights(texts, checkpoint))
         note = f"settings: from the run of {short_name(path)}, with the overrides of the command line; use -cfg for other settings"
         return replace(loaded, notes=[note, *loaded.notes])
-    if of_weights.is_on(given, "EVAL"):
-        weights = of_weights.layer_of_weights(given, checkpoint)
+    if of_weights.is_on(texts, "EVAL"):
+        weights = of_weights.layer_of_weights(texts, checkpoint)
         return load(command_line, needs_file=False, beneath=[fine_tuning_batch()], weights=weights)
     loaded = _load(command_line._replace(cfg=find_settings_file("finetune")))
     file = find_settings_file(of_weights.fine_tuning_file(loaded.config))
@@ -100,5 +100,5 @@ def _with(command_line: CommandLine, chosen: Mapping[str, str] | None) -> Comman
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:
     """Return {current name: text} of all settings that are given in files and flags."""
     last = {our_name(key): text for layer in layers for key, text in layer.texts.items()}
-    given = {key: text for key, text in last.items() if not is_none(text)}
-    return given | name_runs(given)
+    texts = {key: text for key, text in last.items() if not is_none(text)}
+    return texts | name_runs(texts)

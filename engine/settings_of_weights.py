@@ -7,8 +7,9 @@ from typing import Any
 from configs.combinations import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load
+from configs.removed import is_removed
 from configs.schema import MACHINE, SCALE, VIT_FIELDS, Config
-from configs.values import ALL_SETTINGS, BEFORE_ITS_TIME, SETTINGS, Text, convert, flatten, of_role, to_text, today
+from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, flatten, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted
 from utils.errors import ConfigError
 
@@ -106,9 +107,8 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
     """
     is_evaluated = is_on(given, "EVAL")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
-    saved = today(recorded) if is_evaluated else recorded
-    if use == "-resume":
-        saved = BEFORE_ITS_TIME | saved
+    still_known = {key: value for key, value in recorded.items() if not is_removed(key, value)}
+    saved = today(recorded) if is_evaluated else still_known
     taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
     if use == "-pretrained":
         taken = _for_channels(taken, given)
@@ -126,7 +126,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
 def _is_of_folders(path: str, taken: dict[str, Any]) -> bool:
     """Return whether this path of the command line probably has class folders, unlike the data of these settings."""
     dataset, folder = taken.get("DATA.DATASET"), Path(path).expanduser()
-    if dataset in WITHOUT_FILES:
+    if dataset is None or dataset in WITHOUT_FILES:  # None: a release removed the data set
         return True
     has_names = not taken.get("DATA.LABEL_SEPARATOR") and len(taken.get("DATA.COLUMNS") or ()) <= 2
     if dataset not in FILES_OF or not has_names or taken.get("TRAIN.OBJECTIVE") != "classes":

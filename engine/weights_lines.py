@@ -69,7 +69,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
 
 def has_other_validation(plan: TrainPlan) -> bool:
     """Return whether the resumed run had other validation images."""
-    changed = changed_facts(plan.inputs.saved.get(TRAINED_ON, {}), plan.facts)
+    changed = changed_facts(plan.inputs.saved[TRAINED_ON], plan.facts)
     return plan.inputs.saved["validation"] != plan.validation or any("validation" in fact for fact in changed)
 
 
@@ -128,7 +128,7 @@ def _compare_with_timm(plan: Plan, here: dict[str, Any]) -> list[str]:
     if of_weights.get("DATA.IMAGE_CHANNELS") != here["DATA.IMAGE_CHANNELS"]:
         return []
     of_weights = {
-        key: each for key, each in of_weights.items() if origins[key] == "default" and key != "DATA.IMAGE_SIZE"
+        key: value for key, value in of_weights.items() if origins[key] == "default" and key != "DATA.IMAGE_SIZE"
     }
     options = _options_to_follow(of_weights, here)
     line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add {options}"

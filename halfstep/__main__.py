@@ -1,25 +1,23 @@
-"""The program `halfstep` of an installed halfstep: replaces itself by the program of a command.
+"""The program `halfstep`: replaces itself by the program of a command.
 
 halfstep train -pretrained vit_small_patch16_224 -data_path photos -amp
 """
 
 import os
-import shlex
-import shutil
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE if (HERE / "main_single_gpu.py").exists() else HERE.parent  # of an installed package, or of a clone
 sys.path.insert(0, str(ROOT))  # for the imports below, inside functions because most commands do not need them
-SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
+TRAIN, MULTI = "scripts/train.py", "main_multi_gpu.py"
 # {command: (its file, its first words, what it does)}, in the order of a user's day
 COMMANDS = {
     "models": ("scripts/models.py", [], "list pretrained models, with accuracy and speed"),
-    "check": (SINGLE, ["-check"], "read all images and try a few updates, before a long run"),
-    "train": (SINGLE, [], "train or fine-tune a model"),
-    "resume": (SINGLE, ["-resume"], "continue a run: resume RUN, or the newest run that was killed"),
-    "evaluate": (SINGLE, ["-eval"], "score weights on labelled images: evaluate WEIGHTS -data_path FOLDER"),
+    "check": (TRAIN, ["-check"], "read all images and try a few updates, before a long run"),
+    "train": (TRAIN, [], "train or fine-tune a model"),
+    "resume": (TRAIN, ["-resume"], "continue a run: resume RUN, or the newest run that was killed"),
+    "evaluate": (TRAIN, ["-eval"], "score weights on labelled images: evaluate WEIGHTS -data_path FOLDER"),
     "report": ("scripts/report.py", [], "write the page of a run again"),
     "predict": ("scripts/predict.py", [], "classify images with a run or weights: predict latest FOLDER"),
     "labels": ("scripts/labels.py", [], "find wrong labels and copies, choose images to label next"),
@@ -52,12 +50,11 @@ def main() -> int:
         return 2
     script, first, _ = COMMANDS[name]
     if name in ("resume", "evaluate") and words and not words[0].startswith("-"):
-        first = first + ["-pretrained"] * (name == "evaluate") + [words.pop(0)]
+        first = [*first, *(["-pretrained"] if name == "evaluate" else []), words.pop(0)]
     elif name == "resume":
         first = [*first, "auto"]
-    os.environ["HALFSTEP_TYPED"] = typed_name()
     os.environ.pop("PYTHONSAFEPATH", None)  # it keeps the folder of the file off the path
-    if script == SINGLE and has_several_processes(words):
+    if script == TRAIN and has_several_processes(words):
         script = MULTI
     # The process stays the same, so that signals and launchers reach the program. Python puts the folder of the file, and not
     # this one, first on the path.
@@ -72,24 +69,14 @@ def print_commands(words: list[str]) -> int:
 
 def has_several_processes(words: list[str]) -> bool:
     """Return whether the run has several processes, by its flags or by the variables of a launcher."""
-    given = [word for word in words if word.startswith("-") or "=" in word]
-    if SEVERAL & {word.partition("=")[0].lstrip("-").replace("-", "_").upper() for word in given}:
+    flags = [word for word in words if word.startswith("-") or "=" in word]
+    if SEVERAL & {word.partition("=")[0].lstrip("-").replace("-", "_").upper() for word in flags}:
         return True
     if not any("RANK" in name or "PROCID" in name for name in os.environ):  # of each launcher; the import takes 40 ms
         return False
     from utils.launch import is_one_of_several
 
     return is_one_of_several(os.environ)
-
-
-def typed_name() -> str:
-    """Return how users start this program: halfstep, or its path if the shell does not find it, or python -m halfstep."""
-    program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        python = sys.executable if shutil.which("python") != sys.executable else "python"
-        return f"{shlex.quote(python)} -m halfstep"
-    found = shutil.which(program.name)
-    return program.name if found and os.path.samefile(found, program) else shlex.quote(str(program))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,7 @@ from utils.torch_internals import import_timm
 def build_model(config: Config, num_classes: int) -> nn.Module:
     """Return the model with random weights from torch's seed, on torch's default device, with MODEL.FREEZE applied."""
     import_timm()
-    if config.DATA.sequences:
-        from models.native_aspect import build_native
-
-        model = build_native(config, num_classes)
-    elif config.MODEL.TYPE == "vit":
+    if config.MODEL.TYPE == "vit":
         from models.vit import build_vit
 
         model = build_vit(config, num_classes)

@@ -68,8 +68,8 @@ def refusing_values(model: Model) -> Iterator[None]:
     def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:  # called before the weight is initialised
         counts[:] = counts[0] + 1, counts[1] + (0 if weight.is_meta else weight.nbytes)
         if counts[0] > MOST_TENSORS or counts[1] > most:
-            found = f"{counts[0]:,} tensors and {format_bytes(counts[1])} of weights already"
-            raise ValueError(f"{found}; at most {MOST_TENSORS:,} tensors and {format_bytes(most)} are allowed")
+            allocated = f"{counts[0]:,} tensors and {format_bytes(counts[1])} of weights already"
+            raise ValueError(f"{allocated}; at most {MOST_TENSORS:,} tensors and {format_bytes(most)} are allowed")
 
     hook = register_module_parameter_registration_hook(count) if model.KWARGS else contextlib.nullcontext()
     try:

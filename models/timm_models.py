@@ -17,11 +17,8 @@ from utils.torch_internals import import_timm
 LARGE = 4e12
 
 
-def build_timm(config: Config, num_classes: int, added: dict[str, Any] | None = None) -> nn.Module:
-    """Return timm's model MODEL.NAME with random weights, without network access.
-
-    `added`: further arguments. They come from no setting, so error messages do not name them.
-    """
+def build_timm(config: Config, num_classes: int) -> nn.Module:
+    """Return timm's model MODEL.NAME with random weights, without network access."""
     timm, name = import_timm(), config.MODEL.NAME
     # This also refuses hf-hub:... names: timm would access the network for them, even without pretrained weights.
     if not timm.is_model(name):
@@ -36,11 +33,11 @@ def build_timm(config: Config, num_classes: int, added: dict[str, Any] | None = 
         raise ConfigError(f"MODEL.NAME: {name}: {error}{did_you_mean(name, timm.list_pretrained())}") from None
     check_kwargs(config.MODEL)
     takes_size = timm_config is not None and timm_config.fixed_input_size
-    model = _create(config.MODEL, num_classes, _arguments(config, takes_size), added or {})
+    model = _create(config.MODEL, num_classes, _arguments(config, takes_size))
     patch_embed = getattr(model, "patch_embed", None)
     if isinstance(patch_embed, timm.layers.PatchEmbed):
         check_patches(config, patch_embed.patch_size[0])
-    may_fail = config.TRAIN.SIZE_SCHEDULE or config.MODEL.KWARGS or added or not takes_size
+    may_fail = config.TRAIN.SIZE_SCHEDULE or config.MODEL.KWARGS or not takes_size
     if may_fail and not next(model.parameters()).is_meta:
         _check_sides(config, model)
     return model
@@ -73,10 +70,10 @@ def _check_sides(config: Config, model: nn.Module) -> None:
     model.train()
 
 
-def _create(settings: Model, num_classes: int, arguments: dict[str, Any], added: dict[str, Any]) -> nn.Module:
+def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     """Return timm's model with these arguments. An argument that the model does not have is left out if it is 0."""
     timm, setting_of = import_timm(), OF_A_MODEL | {"dynamic_img_size": "TRAIN.SIZE_SCHEDULE"}
-    name, kwargs = settings.NAME, {**settings.KWARGS, **added}
+    name, kwargs = settings.NAME, settings.KWARGS
     with refusing_values(settings):
         try:
             return timm.create_model(name, pretrained=False, num_classes=num_classes, **arguments, **kwargs)
@@ -89,7 +86,7 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any], added:
                 ) from None
             if refused in arguments and arguments[refused] == 0:  # a model without this argument has a rate of 0 anyway
                 rest = {argument: value for argument, value in arguments.items() if argument != refused}
-                return _create(settings, num_classes, rest, added)
+                return _create(settings, num_classes, rest)
             if refused in arguments:
                 raise ConfigError(f"{setting_of[refused]}: {name} does not support this setting; set it to 0") from None
             if refused and "unexpected" in str(error):

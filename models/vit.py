@@ -76,9 +76,9 @@ def check_patches(config: Config, patch_size: int) -> None:
 
 def dynamic_size(config: Config) -> dict[str, bool]:
     """Return the argument that lets a ViT accept images of any size by resizing its position embedding, else {}."""
-    given = config.MODEL.KWARGS.get("dynamic_img_size")
-    if config.TRAIN.SIZE_SCHEDULE and given is False:
+    is_dynamic = config.MODEL.KWARGS.get("dynamic_img_size")
+    if config.TRAIN.SIZE_SCHEDULE and is_dynamic is False:
         raise ConfigError(
             "MODEL.KWARGS.dynamic_img_size is False, but TRAIN.SIZE_SCHEDULE needs True; remove one of the two"
         )
-    return {"dynamic_img_size": True} if config.TRAIN.SIZE_SCHEDULE and given is None else {}
+    return {"dynamic_img_size": True} if config.TRAIN.SIZE_SCHEDULE and is_dynamic is None else {}

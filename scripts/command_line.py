@@ -8,23 +8,24 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
-from utils.commands import as_typed, usage_name
 from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
 from utils.text import is_url
 
 RUN_HELP = "a run's folder (for its best weights), a checkpoint in the folder, or latest (the newest run in output)"
-CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors file from scripts/export.py"
+CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors file from halfstep export"
 MAX_NUMBER = 10**12
 
 
 class Parser(argparse.ArgumentParser):
     """Shows the script's docstring with -h, and raises ConfigError for a mistake on the command line."""
 
-    def __init__(self, description: str = "", **options):
+    def __init__(self, description: str = "", command: str | None = None, **options):
+        """`command`: the name of the command of halfstep, such as predict, or None for the name of the file."""
         form = argparse.RawDescriptionHelpFormatter
-        options = {"prog": usage_name()} | options
+        if command:
+            options["prog"] = f"halfstep {command}"
         super().__init__(description=description, formatter_class=form, allow_abbrev=False, **options)
         self.register("type", Path, local_path)
 
@@ -35,9 +36,6 @@ class Parser(argparse.ArgumentParser):
             for word, following in zip(args, [*args[1:], ""], strict=False)
         ]
         return super().parse_known_args(words, namespace)
-
-    def format_help(self) -> str:
-        return as_typed(super().format_help())
 
     def error(self, message: str):
         words = [word.partition("=")[0] for word in message.split()]

@@ -1,9 +1,9 @@
 """Compares runs: which settings differ, and whether one is better by more than noise.
 
-    python scripts/compare.py output/train-20260102-03-04-05 output/train-20260102-06-07-08
-    python scripts/compare.py output                                     # all runs in a folder
-    python scripts/compare.py 'output/lr-*' > lr.md
-    python scripts/compare.py output -metric macro_f1
+    halfstep compare output/train-20260102-03-04-05 output/train-20260102-06-07-08
+    halfstep compare output                                     # all runs in a folder
+    halfstep compare 'output/lr-*' > lr.md
+    halfstep compare output -metric macro_f1
 
 Runs that differ only in their seed or fold form a group. The table shows each group's mean, standard deviation and
 number of runs, and the difference of its mean from the first group's, with the standard error (paired by seed if the
@@ -32,7 +32,7 @@ EXIT_CODES = {"better": 0, "worse": 4, "inconclusive": 5}  # exit codes of -json
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "compare")
     parser.add_argument("runs", nargs="+", metavar="run", help=f"{RUN_HELP}; a folder of runs; or a pattern")
     metric_help = f"compare by {', '.join(METRICS)} [the metric of the runs]"
     parser.add_argument("-metric", choices=[*METRICS], metavar="NAME", help=metric_help)

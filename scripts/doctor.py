@@ -1,6 +1,6 @@
 """Finds the first module that overflows in half precision on one batch of a run, and writes settings that prevent it.
 
-    python scripts/doctor.py output/train-20260102-03-04-05
+    halfstep doctor output/train-20260102-03-04-05
 
 Replays the batch on which the run stopped (overflow-batch.pth in its folder, with its weights), or otherwise the run's
 next batch. Given a checkpoint instead of the folder, it uses the weights of that checkpoint. Prints a table of all
@@ -18,7 +18,7 @@ from scripts.command_line import RUN_HELP, Parser
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "doctor")
     parser.add_argument("source", metavar="run", help=RUN_HELP)
     parser.add_argument("-cfg", metavar="FILE", help="settings file to use instead of the run's settings")
     parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, a file like overflow-batch.pth")

@@ -1,9 +1,9 @@
 """Writes the features of images to a file, classifies photos with a few examples of each class, or finds similar photos.
 
-    python scripts/embed.py output/train-20260102-03-04-05 photos -output features.npz
-    python scripts/embed.py vit_base_patch16_224 photos -output features.parquet
-    python scripts/embed.py output/train-20260102-03-04-05 photos -examples examples -csv classes.csv -sheet classes.png
-    python scripts/embed.py output/train-20260102-03-04-05 photos -near photo.jpg -sheet similar.png
+    halfstep embed output/train-20260102-03-04-05 photos -output features.npz
+    halfstep embed vit_base_patch16_224 photos -output features.parquet
+    halfstep embed output/train-20260102-03-04-05 photos -examples examples -csv classes.csv -sheet classes.png
+    halfstep embed output/train-20260102-03-04-05 photos -near photo.jpg -sheet similar.png
 
 -output FILE has the path, size and features of each photo (for .parquet: pip install pyarrow). -examples names a folder
 with a folder for each class; one image per class is enough, and nothing is trained. -near prints the most similar photos.
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "embed")
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("photos", type=Path, help="a folder of images; its subfolders are read too")
     add = parser.add_argument_group("what to do").add_argument
@@ -99,7 +99,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
             "find similar photos with -near IMAGE"
         )
     if (arguments.ngpus or 1) > 1:
-        raise ConfigError("-ngpus: embed.py uses one process; start one for each part of the photos")
+        raise ConfigError("-ngpus: halfstep embed uses one process; start one for each part of the photos")
     if arguments.examples and arguments.near:
         raise ConfigError("-examples, -near: they cannot be used together; leave one of them out")
     for flag, needed in NEEDS.items():

@@ -1,4 +1,5 @@
-# Sourced by the other scripts. `enter_environment FILE...` creates .venv if needed, activates it, installs requirements.
+# Sourced by the other scripts. `enter_environment FILE...` creates .venv if needed, activates it, installs requirements, and
+# writes the program `halfstep`, which starts this clone.
 enter_environment() {
     local file python pythons=("${PYTHON:-python3}")
     if [ ! -e .venv/bin/activate ]; then # venv creates this file last
@@ -19,4 +20,14 @@ enter_environment() {
         python -m pip install --quiet --disable-pip-version-check -r "$file"
         cp "$file" ".venv/$file" # marks it as installed
     done
+    write_program
+}
+
+write_program() {
+    local lines
+    lines=$(printf '#!/usr/bin/env bash\nexec %q %q "$@"' "$PWD/.venv/bin/python" "$PWD/halfstep/__main__.py")
+    [ "$(cat .venv/bin/halfstep 2>/dev/null)" = "$lines" ] && return
+    echo "$lines" >.venv/bin/halfstep.new
+    chmod +x .venv/bin/halfstep.new
+    mv .venv/bin/halfstep.new .venv/bin/halfstep # at once, because another shell may start it
 }

@@ -1,11 +1,11 @@
 """Writes a run's model in the format of another program, loads it there and compares its logits with the model's.
 
-    python scripts/export.py output/train-20260102-03-04-05 -output vit.safetensors
-    python scripts/export.py output/train-20260102-03-04-05 -to hf -output vit_for_the_hub
-    python scripts/export.py output/train-20260102-03-04-05/last.pth -output whole.pth
-    python scripts/export.py output/train-20260102-03-04-05/checkpoint-*.pth -output mean.onnx
-    python scripts/export.py runA runB runC -output soup.safetensors
-    python scripts/export.py vit_base_patch16_224.pdparams -output vit.safetensors
+    halfstep export output/train-20260102-03-04-05 -output vit.safetensors
+    halfstep export output/train-20260102-03-04-05 -to hf -output vit_for_the_hub
+    halfstep export output/train-20260102-03-04-05/last.pth -output whole.pth
+    halfstep export output/train-20260102-03-04-05/checkpoint-*.pth -output mean.onnx
+    halfstep export runA runB runC -output soup.safetensors
+    halfstep export vit_base_patch16_224.pdparams -output vit.safetensors
 
 -to names the format. Without it, the ending of the file decides:
 
@@ -60,7 +60,7 @@ LEAST_SIMILAR = 0.3  # epochs 1 and 40 of a run from random weights: 0.66; runs 
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "export")
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=CHECKPOINT_HELP)
     parser.add_output("FILE", "the file to write")
     parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the formats above")

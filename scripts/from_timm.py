@@ -1,7 +1,7 @@
 """Writes a settings file that trains like timm's train.py with the given arguments.
 
-    python scripts/from_timm.py torchrun --nproc_per_node 4 train.py --model resnet50 > my.yaml      a whole command line
-    python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
+    halfstep from-timm torchrun --nproc_per_node 4 train.py --model resnet50 > my.yaml      a whole command line
+    halfstep from-timm output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
 
 A comment after each setting names the argument that it comes from. Stderr has the command to train with. If an argument
 has no equivalent setting, the exit code is 2, and no settings are written.
@@ -28,7 +28,7 @@ from configs.values import BOOLS, SETTINGS, flatten, is_none
 from configs.yaml_files import Quoted, read_file
 from engine.settings_of_weights import layer_from
 from scripts.command_line import Parser
-from utils.commands import as_typed, of_launcher, usage_name
+from utils.commands import page
 from utils.errors import ConfigError, did_you_mean
 
 KWARGS = ("model-kwargs", "opt-kwargs", "pretrained-cfg-overlay")  # their values have the form NAME=VALUE
@@ -61,7 +61,7 @@ class Translation(NamedTuple):
 def main(argv: list[str]) -> int:
     translation = translate(argv[1:] if argv[:1] == ["--"] else argv)
     print(translation.yaml, end="")
-    print(as_typed("\n".join([*translation.remarks, f"train with: {translation.command}"])), file=sys.stderr)
+    print(*translation.remarks, f"train with: {translation.command}", sep="\n", file=sys.stderr)
     return 0
 
 
@@ -108,13 +108,13 @@ def read_launcher(words: list[str]) -> tuple[str, int, list[str]]:
     """Return the start of the command that trains in the same processes, their number, and train.py's arguments."""
     place = next((at for at, word in enumerate(words) if word.endswith(("train.py", "distributed_train.sh"))), None)
     if place is None:
-        return "python main_single_gpu.py", 1, words
+        return "halfstep train", 1, words
     rest, is_script = words[place + 1 :], words[place].endswith(".sh")
     variable = re.compile(r"(\w+)=(.*)", re.DOTALL)
     pairs = ((word, variable.fullmatch(word)) for word in words[:place])
     launcher = " ".join(f"{found[1]}={shlex.quote(found[2])}" if found else shlex.quote(word) for word, found in pairs)
     if is_script and rest and rest[0].isdecimal():
-        return f"{launcher} python main_multi_gpu.py -ngpus {rest[0]}".strip(), int(rest[0]), rest[1:]
+        return f"{launcher} halfstep train -ngpus {rest[0]}".strip(), int(rest[0]), rest[1:]
     counts = re.findall(r"--(?:nnodes|nproc\S*?)[ =](\S+)", launcher)
     program = next((word for word in words[:place] if not variable.fullmatch(word)), "python")
     is_known = program.rpartition("/")[2].startswith(("python", "torchrun")) and "WORLD_SIZE=" not in launcher
@@ -125,13 +125,13 @@ def read_launcher(words: list[str]) -> tuple[str, int, list[str]]:
         )
     processes = math.prod(map(int, counts))
     if processes == 1:
-        return "python main_single_gpu.py", 1, rest
-    return f"{launcher} {of_launcher('main_multi_gpu.py')}", processes, rest
+        return "halfstep train", 1, rest
+    return f"{launcher} --no-python halfstep train", processes, rest
 
 
 def read_arguments(words: list[str]) -> Arguments:
     """Return the values of all arguments. The words may name an args.yaml."""
-    parser = Parser(__doc__, usage=f"{usage_name() or 'from_timm.py'} ARGUMENT ... | ARGS.YAML")
+    parser = Parser(__doc__, usage="halfstep from-timm ARGUMENT ... | ARGS.YAML")
     parser.allow_abbrev = True  # because train.py allows abbreviations
     parser.add_argument("-c", "--config", metavar="FILE", help="an args.yaml; other arguments override it")
     for name, argument in TIMM_ARGUMENTS.items():
@@ -242,7 +242,7 @@ def _data(args: Arguments) -> Found:
     name = args["dataset"] or ""
     dataset = "shards" if name.startswith("wds/") else DATASETS.get(name.lower())
     if dataset is None:
-        raise _refuse("dataset", args, "docs/data.md lists the supported data sets")
+        raise _refuse("dataset", args, f"{page('docs/data.md')} lists the supported data sets")
     backend, mode = args["torchcompile"], args["torchcompile-mode"]
     if backend not in (None, "inductor"):
         raise _refuse("torchcompile", args, "the compiler is inductor")

@@ -1,12 +1,12 @@
 """Finds wrong labels, before a training or with finished runs, and chooses the photos without labels to label next.
 
-    python scripts/labels.py vit_small_patch16_224 -data_path photos
-    python scripts/labels.py vit_small_patch16_224 -data_path photos -apply labels/labels.csv
-    python scripts/sweep.py -pretrained vit_small_patch16_224 -data_path photos -folds 5 -output sweeps/folds
-    python scripts/labels.py sweeps/folds
-    python scripts/labels.py sweeps/folds -apply sweeps/folds/labels/labels.csv
-    python scripts/labels.py vit_small_patch16_224 -next 100 unlabelled -into to_label
-    python scripts/labels.py output/train-20260102-03-04-05 -next 100 unlabelled -into to_label
+    halfstep labels vit_small_patch16_224 -data_path photos
+    halfstep labels vit_small_patch16_224 -data_path photos -apply labels/labels.csv
+    halfstep sweep -pretrained vit_small_patch16_224 -data_path photos -folds 5 -output sweeps/folds
+    halfstep labels sweeps/folds
+    halfstep labels sweeps/folds -apply sweeps/folds/labels/labels.csv
+    halfstep labels vit_small_patch16_224 -next 100 unlabelled -into to_label
+    halfstep labels output/train-20260102-03-04-05 -next 100 unlabelled -into to_label
 
 Weights judge all labels of a data set in about the time of an evaluation, without training: the label of each image is
 predicted from the features and labels of all other images. In a sweep with -folds, every image also has a prediction by a
@@ -37,7 +37,7 @@ from configs.schema import Config
 from configs.tables import import_named
 from scripts.command_line import RUN_HELP, Parser, at_least, local_path, refuse_among_photos
 from scripts.predict import add_model_flags, make_folder, settings_flags
-from utils.commands import as_typed, command
+from utils.commands import command
 from utils.errors import ConfigError
 from utils.runs import folder_of
 from utils.text import counted, one_line
@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # importing torch takes seconds
     from engine.labelling.data import DataSet, Source
 
 OF_NEXT = ("into", "strangers")  # flags that need -next
-COMPUTED = ("fractals", "synthetic")  # data sets whose classes are not those of photos
 # Flags that a finished run has no use for
 OF_WEIGHTS = "dataset raw cfg image_size opts amp batch_size device".split()
 NUM_LISTED = 20  # number of corrections that are printed
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "labels")
     add = parser.add_argument
     add("source", metavar="run", help=f"{RUN_HELP}; or the folder of a sweep with -folds; or any weights")
     add(
@@ -92,7 +91,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_model_flags(parser, argparse.SUPPRESS)  # -ngpus has no effect here
     arguments = parser.parse_args(argv)
     if (arguments.ngpus or 1) > 1:
-        raise ConfigError("-ngpus: labels.py uses one process; leave it out")
+        raise ConfigError("-ngpus: halfstep labels uses one process; leave it out")
     if arguments.next:
         check_next(arguments)
         return arguments
@@ -146,7 +145,7 @@ def source_of(arguments: argparse.Namespace) -> "Source":
     done = [trial for trial in trials if results[trial.index].state == DONE]
     if not done:
         raise ConfigError(
-            f"{folder}: no trial of this sweep is done; continue it: {command('scripts/sweep.py', '-output', folder)}"
+            f"{folder}: no trial of this sweep is done; continue it: {command('sweep', '-output', folder)}"
         )
     runs = [SavedRun.open(folder / trial.name) for trial in done]
     return Source(folder, runs, len(trials) - len(done), sweep.folds)
@@ -227,7 +226,7 @@ def apply(source: "Source", table: Path, output: Path | None) -> None:
         f"{counted(len(changes), 'corrected label')}; the data are unchanged"
     )
     if source.runs:
-        print(as_typed("train from the lists, then compare both runs with scripts/compare.py:"))
+        print("train from the lists, then compare both runs with halfstep compare:")
         words = ["-cfg", str(origin / "config.yaml")]
     else:
         print("train from the lists:")
@@ -260,7 +259,7 @@ def choose(arguments: argparse.Namespace) -> int:
     if is_run:
         run = SavedRun.open(folder)
         config = config_of(run, arguments.data_path)
-        if config.task.has_classes and config.DATA.DATASET not in COMPUTED:
+        if config.task.has_classes and config.DATA.DATASET != "synthetic":
             data = DataSet.load(config, run)
     if data is None and arguments.data_path:
         raise ConfigError(f"-data_path has no effect, because {arguments.source} is no run with labels; leave it out")

@@ -1,8 +1,8 @@
 """Writes a data set as tar shards, which -dataset shards and WebDataset's tools read sequentially.
 
-    python scripts/make_shards.py -dataset imagenet2012 -data_path /dataset/imagenet -output /fast/imagenet-shards
-    python scripts/make_shards.py -dataset imagefolder -data_path photos -output photo-shards -samples_per_shard 500 -shuffle_seed 1
-    python main_single_gpu.py -cfg configs/vit_base_patch16_224.yaml -dataset shards -data_path /fast/imagenet-shards
+    halfstep make-shards -dataset imagenet2012 -data_path /dataset/imagenet -output /fast/imagenet-shards
+    halfstep make-shards -dataset imagefolder -data_path photos -output shards -samples_per_shard 500 -shuffle_seed 1
+    halfstep train -cfg configs/vit_base_patch16_224.yaml -dataset shards -data_path /fast/imagenet-shards
 
 A sample consists of the unchanged image file and KEY.cls with its class number; classes.txt has the class names. Images
 that are not files are written as PNG, and files for single channels as one .npy. Training images are shuffled once;
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
+
+from utils.commands import page
 
 from utils.program import exit_code  # isort: skip
 import numpy as np
@@ -45,12 +47,12 @@ from utils.files import content_of, replacing, write_text
 
 NUM_READERS = 8
 ENDINGS = (*KNOWN_ENDINGS, *readers())
-DATASET_HELP = "any data set in docs/data.md whose images have one class each, except synthetic"
+DATASET_HELP = f"any data set in {page('docs/data.md')} whose images have one class each, except synthetic"
 MANIFEST = "shards.json"  # describes the source of the shards, so that shards of other data are not added
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "make-shards")
     parser.add_argument("-dataset", required=True, metavar="NAME", help=DATASET_HELP)
     parser.add_argument("-data_path", metavar="PATH", help="folder of the data set, or its CSV or parquet file")
     parser.add_output("FOLDER", "folder of the shards")

@@ -1,11 +1,11 @@
 """Lists timm's models with accuracy on ImageNet, size and licence, or chooses among weights by your own images.
 
-    python scripts/models.py                         # six models to choose from, with accuracy and speed
-    python scripts/models.py dinov3                  # models with this word in their names
-    python scripts/models.py vit_small in21k         # models with all of these words in their names
-    python scripts/models.py 'convnext*' -all        # all models whose whole name matches this pattern
-    python scripts/models.py -data_path photos       # how good six models are for these images, and how long they train
-    python scripts/models.py -data_path photos vit_small_patch16_224@160 mine.safetensors 'convnext*' -budget 20m
+    halfstep models                         # six models to choose from, with accuracy and speed
+    halfstep models dinov3                  # models with this word in their names
+    halfstep models vit_small in21k         # models with all of these words in their names
+    halfstep models 'convnext*' -all        # all models whose whole name matches this pattern
+    halfstep models -data_path photos       # how good six models are for these images, and how long they train
+    halfstep models -data_path photos vit_small_patch16_224@160 mine.safetensors 'convnext*' -budget 20m
 
 Architectures without weights are listed only if no weights match. The name says which images the weights were trained
 on: in21k_ft_in1k is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked. Read the
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
         print("\n".join(align([("name", "parameters", "ImageNet top-1", "images/s"), *rows])))
         print("\nfigures measured by timm; images/s: predictions in half precision on an RTX 4090, for comparison")
         print(f"to find other models, give words from their names, or -all; see -h\n{train(MIDDLE)}")
-        print(f"to let your images choose: {command('scripts/models.py', '-data_path', 'FOLDER')}")
+        print(f"to let your images choose: {command('models', '-data_path', 'FOLDER')}")
         return 0
     names = find_names(arguments.words)
     models = describe_models(names if arguments.all else names[:LIMIT])
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> Namespace:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "models")
     parser.add_argument("words", nargs="*", metavar="word", help="part of the name, or a pattern with * or ?")
     parser.add_argument("-all", action="store_true", help=f"list all matches, even more than {LIMIT}")
     add = parser.add_argument_group("choose by images").add_argument
@@ -146,7 +146,7 @@ def choose(arguments: Namespace) -> int:
         chosen = load_settings(flags, Candidate(best["name"], best["image_size"]).settings).config
         arguments.cfg = f"configs/{fine_tuning_file(chosen)}.yaml"
     limit = ["-budget", arguments.budget] if budget else []
-    print(f"train it: {command('main_single_gpu.py', '-pretrained', best['name'], *limit, *flags_of(arguments))}")
+    print(f"train it: {command('train', '-pretrained', best['name'], *limit, *flags_of(arguments))}")
     return 0
 
 
@@ -179,16 +179,16 @@ def notes(models: list[Model], num_more: int) -> list[str]:
     """Return the lines below the table: the number of models left out, licences, and the next command."""
     lines = ["", f"{num_more:,} more match; give more words, or -all to list all"] if num_more else [""]
     lines.append("NON-COMMERCIAL licences forbid commercial use; read the other licences before commercial use too")
-    with_weights = [each for each in models if each.has_weights]
+    with_weights = [model for model in models if model.has_weights]
     if with_weights:  # the smallest, since a beginner should not start with a billion parameters
-        return [*lines, train(min(with_weights, key=lambda each: (each.is_non_commercial, each.parameters)).name)]
+        return [*lines, train(min(with_weights, key=lambda model: (model.is_non_commercial, model.parameters)).name)]
     words = ("-cfg", "configs/timm.yaml", "-data_path", "FOLDER", "-opts", f"MODEL.NAME={models[0].name}")
-    return [*lines, f"train one: {command('main_single_gpu.py', *words)}"]
+    return [*lines, f"train one: {command('train', *words)}"]
 
 
 def train(weights: str) -> str:
     """Return the line with the command that fine-tunes these weights."""
-    return f"train one: {command('main_single_gpu.py', '-pretrained', weights, '-data_path', 'FOLDER')}"
+    return f"train one: {command('train', '-pretrained', weights, '-data_path', 'FOLDER')}"
 
 
 if __name__ == "__main__":

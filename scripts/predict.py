@@ -1,10 +1,10 @@
 """Predicts the class or the numbers of images with a run, an exported graph, or any weights that -pretrained reads.
 
-    python scripts/predict.py output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
-    python scripts/predict.py output/train-20260102-03-04-05 'photos/**/*.jpg' -sheet photos.png -attention maps
-    python scripts/predict.py output/train-20260102-03-04-05 new_photos -into sorted -unsure 0.6
-    python scripts/predict.py output/train-20260102-03-04-05 new_photos -into sorted -unknown 0.95
-    python scripts/predict.py vit_base_patch16_224 -list files.txt -json classes.json
+    halfstep predict output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
+    halfstep predict output/train-20260102-03-04-05 'photos/**/*.jpg' -sheet photos.png -attention maps
+    halfstep predict output/train-20260102-03-04-05 new_photos -into sorted -unsure 0.6
+    halfstep predict output/train-20260102-03-04-05 new_photos -into sorted -unknown 0.95
+    halfstep predict vit_base_patch16_224 -list files.txt -json classes.json
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
 tabs. If an image can have several labels, it prints all labels with a probability above 0.5, or -top of them. A model
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "predict")
     parser.add_argument("model", help=f"an exported graph (.onnx), or {MODEL_HELP}")
     parser.add_argument("images", nargs="*", metavar="image", help="a file, a folder, a pattern in quotes, or @FILE")
     list_help = "a file with one image per line; - is stdin"

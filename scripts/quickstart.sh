@@ -5,14 +5,14 @@ cd "$(dirname "$0")/.."
 before=${VIRTUAL_ENV:-}
 source scripts/environment.sh
 enter_environment requirements.txt
-about=$(python main_single_gpu.py -version)
+about=$(halfstep -version)
 echo "$about"
 amp=(-amp)
 if [[ $about == *"leave -amp out"* ]]; then
     echo "training in float32, because half precision is slower here"
     amp=()
 fi
-python main_single_gpu.py -cfg configs/vit_digits.yaml ${amp[@]+"${amp[@]}"} "$@"
+halfstep train -cfg vit_digits ${amp[@]+"${amp[@]}"} "$@"
 if [ "$before" != "$VIRTUAL_ENV" ]; then
     echo "first, to continue in this shell:"
     [ "$OLDPWD" = "$PWD" ] || echo "  cd $(printf %q "$PWD")"

@@ -1,7 +1,7 @@
 """Writes report.html for a run: its result, curves, mistakes, times and settings on one page.
 
-    python scripts/report.py output/train-20260102-03-04-05
-    python scripts/report.py output/train-20260102-03-04-05 -output digits.html
+    halfstep report output/train-20260102-03-04-05
+    halfstep report output/train-20260102-03-04-05 -output digits.html
 
 With REPORT=true, a run writes this page into its folder when it ends. This script writes the page again, even if the
 run was killed or is still running. The page is one file without scripts and loads nothing from elsewhere.
@@ -22,7 +22,7 @@ from utils.files import refuse_other_kind
 def main(argv: list[str]) -> int:
     from engine.report.report import PAGE, REPORT, write_report
 
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "report")
     parser.add_argument("run", type=Path, help=RUN_HELP)
     parser.add_argument("-output", type=Path, metavar="FILE", help=f"the file to write [{REPORT} in the run's folder]")
     arguments = parser.parse_args(argv)

@@ -1,9 +1,9 @@
 """Trains many runs: a grid over settings, seeds and folds. All other flags are passed to the runs.
 
-    python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -epochs 10 -over TRAIN.BASE_LR=1e-3,3e-3 MODEL.DEPTH=4,6 -seeds 0,1,2 -output sweeps/lr
-    python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -folds 5 -output sweeps/folds
-    python scripts/sweep.py -output sweeps/lr               continues a sweep that was stopped or killed
-    python scripts/sweep.py -output sweeps/lr -table        prints the table so far, and starts nothing
+    halfstep sweep -cfg vit_digits -amp -over TRAIN.BASE_LR=1e-3,3e-3 MODEL.DEPTH=4,6 -seeds 0,1,2 -output sweeps/lr
+    halfstep sweep -cfg vit_digits -amp -folds 5 -output sweeps/folds
+    halfstep sweep -output sweeps/lr               continues a sweep that was stopped or killed
+    halfstep sweep -output sweeps/lr -table        prints the table so far, and starts nothing
 
 Each trial is a run in its own folder below the sweep's folder, which also has trials.csv. Finished trials are not
 repeated, and an interrupted trial continues from its last checkpoint. A sweep ends with exit code 0 if every trial is
@@ -48,7 +48,7 @@ from utils.files import FolderLock, creating, locked, write_text
 from utils.text import counted, csv_text, format_time, markdown_table, warning
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
+FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 3
 MOST_TRIALS = 100_000
 # Matches one of several values; commas in brackets and quotes do not separate values.
 SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")
@@ -78,11 +78,11 @@ def main(argv: list[str]) -> int:
         code = Runner(sweep, folder, FolderLock(folder, LOCK, "-output")).run()
         print(report(sweep, folder))
     if code >= 128:
-        print(f"stopped; {command('scripts/sweep.py', '-output', arguments.output)} continues the sweep")
+        print(f"stopped; {command('sweep', '-output', arguments.output)} continues the sweep")
     else:
-        print(f"{command('scripts/compare.py', arguments.output)} shows which differences are noise")
+        print(f"{command('compare', arguments.output)} shows which differences are noise")
         if sweep.folds:
-            print(f"{command('scripts/labels.py', arguments.output)} lists images whose label is probably wrong")
+            print(f"{command('labels', arguments.output)} lists images whose label is probably wrong")
     return code
 
 
@@ -94,7 +94,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         if word.startswith("-") and not re.match(r"-\.?[0-9]", word):
             target = own if word.partition("=")[0] in OWN else of_runs
         target.append(word)
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "sweep")
     add = parser.add_argument
     add(
         "-output",
@@ -266,7 +266,8 @@ class Sweep:
                 raise ConfigError(f"{flag}: a sweep only trains, and resumes its own trials; leave {flag} out")
         if chooses(loaded.config.MODEL.PRETRAINED):
             raise ConfigError(
-                "MODEL.PRETRAINED: the images would choose again for each trial; choose once with scripts/models.py, and name the weights"
+                "MODEL.PRETRAINED: the images would choose again for each trial; choose once with halfstep models, "
+                "and name the weights"
             )
         return loaded
 
@@ -300,7 +301,7 @@ class Sweep:
 
     def command_of_point(self, point: Mapping[str, str]) -> str:
         """Return the command that trains with these settings outside the sweep."""
-        return command(self.program, *self.words(Trial(0, 0, point)))
+        return command("train", *self.words(Trial(0, 0, point)))
 
     def save(self, folder: Path) -> None:
         with naming_output(folder):
@@ -339,7 +340,7 @@ def read_sweep(folder: Path) -> Sweep | None:
     try:
         facts = json.loads(read_text(folder / FILE))
         if facts.pop("version") != VERSION:
-            raise ValueError("another version of halfstep wrote it")
+            raise ValueError("another version of halfstep wrote it, and 2.3.0 is the last one that reads sweeps of 2.x")
         return Sweep(**facts)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import contracts
 from tests.support.configs import SMALL
-from tests.support.forks import ROOT, end_server, kill_started
+from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
 from utils.program import STOPPING
@@ -18,6 +18,11 @@ from utils.torch_internals import import_timm
 import_timm()  # before a test does, because an ordinary import of timm takes 6 s longer
 contracts.install()
 BEFORE = pytest.StashKey[set[Path]]()  # the files of the checkout at the start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def halfstep_on_path(tmp_path_factory):
+    put_halfstep_on_path(tmp_path_factory.mktemp("bin"))
 
 
 @pytest.fixture(scope="module", autouse=True)

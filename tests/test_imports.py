@@ -21,14 +21,14 @@ PARTS = {
 
 # Features that most runs do not use. Other files import them only inside the functions that use them.
 RARE = tuple(
-    """configs.translate.paddlevit_files models.weights.paddle models.lora models.native_aspect models.trace
-    models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect datasets.loading.replacements
-    datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
-    engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
+    """configs.translate.paddlevit_files models.weights.paddle models.lora models.trace
+    models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.loading.replacements
+    datasets.sources.remote engine.train.budget engine.train.distillation
+    engine.train.profiler engine.train.timm_optimizers engine.tasks.labels
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     engine.export.native_photo configs.rare_combinations
-    engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
-    engine.evaluation.other_scores datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
+    engine.tasks.numbers engine.train.number_loss
+    datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
     engine.doctor engine.choice engine.folds engine.labelling""".split()
@@ -118,13 +118,13 @@ PACKAGES = {
     ).split(),
     "models": (
         "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
-        " timm_models native_aspect __init__"
+        " timm_models __init__"
     ).split(),
     "datasets": (
         "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card transforms.operations"
         " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
-        " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
-        " native_aspect.grids loading.replacements loading.readers squares native_aspect.batches native_aspect.batching batching loading"
+        " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets"
+        " loading.replacements loading"
         " pixels.native.statistics identity copies copy_search overlap cache opening build __init__"
     ).split(),
     "engine": (

@@ -55,7 +55,7 @@ from utils.errors import AFTER_SIGNAL, ConfigError, ExitCode
 from utils.program import STOPPING
 
 RUN = "output/train-20260102-03-04-05"
-MAIN = ("main_single_gpu.py", "main_multi_gpu.py")
+MAIN = ("main_single_gpu.py", "main_multi_gpu.py", "scripts/train.py")
 # Flags of programs without a parser, and of other programs
 OTHERS = "-quick -long -np -vb".split()
 SHIPPED = {name for path in shipped_files() for name in (path.stem, path.name, str(path.relative_to(ROOT)))}

@@ -102,9 +102,9 @@ def test_photos_page_commands_produce_predictions(here):
     assert "equal to dog/0.png, labelled dog" in row["reason"]
     table.write_text(f"image,label,suggestion,confirmed\n{row['image']},cat,dog,yes\n", encoding="utf-8")
     said = follow("A wrong label", part=slice(3, 4))
-    script = "main_single_gpu.py"
-    (printed,) = [line.partition(script)[2] for line in said.splitlines() if f"{script} " in line]
-    typed(script, *shlex.split(printed)).done()
+    (line,) = [line for line in said.splitlines() if "halfstep train " in line]
+    script, words = script_of(shlex.split(line))
+    typed(script, *words).done()
     new = max(Path("output").glob("train-*"), key=lambda path: path.stat().st_mtime_ns)
     folders["output/train-20260123-10-11-12"] = str(new)
     labels = {row["image"]: row["label"] for row in rows_of(new / "predictions.csv")}

@@ -8,8 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import timm
-import torch
 
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.image_sets import draw_photos
@@ -17,17 +15,15 @@ from tests.support.pages import script_of
 
 # {part of a command: why the test does not type it}
 NOT_TYPED = {"pip install": "it installs packages", "/data/": "it reads data that the reader has"}
-MODEL, SMALL_MODEL = "tf_efficientnet_lite0", "test_efficientnet"
-# {words: those that the test types, because it has no network and little time}
+# {words: those that the test types, because it has little time}
 REPLACED = {
-    "bash scripts/quickstart.sh": "python main_single_gpu.py -cfg configs/vit_digits.yaml -epochs 1",
-    f"-pretrained {MODEL}": f"-pretrained weights.pth -opts MODEL.NAME={SMALL_MODEL}",
+    "bash scripts/quickstart.sh": "halfstep train -cfg vit_digits -epochs 1",
     "-epochs 10": "-epochs 1",
 }
 
 
 def readme_commands() -> list[str]:
-    """Return the commands of README.md, as those of a clone."""
+    """Return the commands of README.md, with the files of the commands of halfstep."""
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     text = re.sub(r"(^|\s)#.*", "", "".join(blocks).replace("\\\n", ""), flags=re.M)
     for words, others in REPLACED.items():
@@ -41,11 +37,10 @@ def readme_commands() -> list[str]:
 
 @pytest.mark.slow
 def test_readme_commands_need_no_package_beyond_requirements(tmp_path):
-    for name in ("configs", "weights", "main_single_gpu.py"):
+    for name in ("configs", "weights"):
         (tmp_path / name).symlink_to(ROOT / name)
     draw_photos(tmp_path / "photos", "cat", "dog", count=20)
     draw_photos(tmp_path / "new_photos", "cat", "dog", count=2)
-    torch.save(timm.create_model(SMALL_MODEL).state_dict(), tmp_path / "weights.pth")
     typed = readme_commands()
     assert len(typed) == 3
     program = [sys.executable, "-m", "tests.support.programs.newcomer", str(tmp_path / "codes.json")]

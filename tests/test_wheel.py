@@ -24,7 +24,7 @@ from tests.support.runs import Ended, run_folder, status_of, wait_until
 
 pytestmark = pytest.mark.slow
 
-MOST_BYTES = 4 * 2**20  # of the wheel
+MOST_BYTES = 14 * 10**6  # of the wheel
 NEVER_INSTALLED = ("tests", "deploy", "output", ".venv", "scripts/benchmarks", "scripts/maintenance", "scripts/test.sh")
 NAMED = re.compile(r"(?:docs|configs|weights)/[\w/-]+\.(?:md|yaml|safetensors)|(?:README|RELIABILITY|BENCHMARKS)\.md")
 PLACEHOLDER = "configs/x.yaml"  # of a comment
@@ -123,7 +123,7 @@ def test_wheel_is_small_and_holds_the_files_that_messages_name(wheel):
     named = {each for text in texts.values() for each in NAMED.findall(text)} - {PLACEHOLDER}
     shipped = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("configs/**/*.yaml")]}
     assert len(named) > 10 and named <= names.keys(), named - names.keys()
-    assert shipped | {"weights/vit_fractals.safetensors", "__main__.py"} <= names.keys()
+    assert shipped | {"weights/tf_efficientnet_lite0.safetensors", "__main__.py"} <= names.keys()
 
 
 def test_train_prints_commands_that_run(

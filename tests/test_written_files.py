@@ -45,9 +45,6 @@ TRAIN: {{NUM_EPOCHS: {NUM_EPOCHS}, WARMUP_EPOCHS: 1, BASE_LR: {RATE}, MODEL_EMA:
 SEED: 2
 TRACK: []
 """
-NATIVE = "MODEL.TYPE=timm MODEL.NAME=naflexvit_base_patch16_gap DATA.TOKENS=9 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768"
-NATIVE += " MODEL.DEPTH=12 MODEL.NUM_HEADS=12 MODEL.KWARGS.patch_size=4 MODEL.KWARGS.embed_dim=16 MODEL.KWARGS.depth=1"
-NATIVE += " MODEL.KWARGS.num_heads=2 REPORT=false"
 OF_LIST = "MODEL.NEW_CLASSIFIER=linear TRAIN.LOSS=bce DATA.VAL_FRACTION=0.3 DATA.IMAGE_ROOT=photos/train"
 
 
@@ -88,7 +85,6 @@ def made(tmp_path_factory):
         state = torch.load("o/first/best.pth", weights_only=True)["state_dict"]
         torch.save({name: weight for name, weight in state.items() if "head." not in name}, "body.pth")
         typed(*train, "second", *drawn, *OF_LIST.split()).done()
-        typed(*train, "native", "-epochs", "1", "-opts", *NATIVE.split()).done()
         yield
     for each, handler in handlers.items():
         signal.signal(each, handler)
@@ -268,7 +264,6 @@ KINDS = {
     "numbers": "-dataset csv -data_path numbers.csv -opts TRAIN.OBJECTIVE=numbers DATA.COLUMNS=[image_path,age] "
     "TRAIN.CUTMIX_ALPHA=0 MODEL.NEW_CLASSIFIER=random",
     "labels": "-dataset csv -data_path labels.csv -profile 1 -opts DATA.LABEL_SEPARATOR=;",
-    "features": "-dataset images -opts TRAIN.OBJECTIVE=features TRAIN.TEACHER_MODEL=o/first/best.pth TRAIN.CUTMIX_ALPHA=0",
     "evaluation": "-eval -pretrained o/first/best.pth",
 }
 

@@ -8,6 +8,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
+from utils.commands import pip
+
 # Texts of out-of-memory errors. Only CUDA and XPU also have an exception class for them.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
 # Messages of torch.compile (on CPUs) and triton (on GPUs) if no compiler is installed.
@@ -105,7 +107,7 @@ def needing(package: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigError(f"{what} needs {package}: pip install {package} ({error})") from error
+        raise ConfigError(f"{what} needs {package}: {pip('install')} {package} ({error})") from error
 
 
 @contextlib.contextmanager

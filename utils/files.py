@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from utils.commands import HALFSTEP
 from utils.errors import ConfigError, UserError, not_a_file
 
 MOST_NAMES = 2**28  # maximum bytes of a file with one name per line
-HALFSTEP = Path(__file__).resolve().parent.parent
 SHIPPED_FOLDERS = (("configs",), ("weights",))  # folders whose files users can name from any working directory
 BYTES_THAT_TELL = 4096  # number of bytes at the start of a file that show its kind
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # pause before the next attempt to lock a file that another process has locked

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from utils.commands import of_launcher
 from utils.errors import ConfigError, cause_of
 from utils.program import hangup_is_ignored
 from utils.text import counted
@@ -92,7 +91,8 @@ def find_launched_rank(
     how = SEVERAL.get(launched.launcher, "-world_size N and a different -rank for each")
     raise ConfigError(
         f"-world_size: {launched.launcher} started only one process; for several processes, start several ({how}), "
-        "or let this process start them on its machine with -ngpus N; for one process, run main_single_gpu.py"
+        "or let this process start them on its machine with -ngpus N; for one process, run halfstep train "
+        "without -world_size"
     )
 
 
@@ -106,7 +106,7 @@ def rank_in_environment(environment: Mapping[str, str]) -> int:
 
 def is_one_of_several(environment: Mapping[str, str]) -> bool:
     """Return whether a launcher started this process as one of several, or as one of an elastic run."""
-    with contextlib.suppress(KeyError, ValueError):  # main_multi_gpu.py reports wrong variables
+    with contextlib.suppress(KeyError, ValueError):  # the program reports wrong variables
         ranks = [_read_rank(environment, launcher) for launcher in _launchers_in(environment)]
         return any(max(each.world_size, each.max_world_size) > 1 for each in ranks)
     return True
@@ -119,7 +119,7 @@ def check_single_node(environment: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{name} in the environment is {value}, so the job has several nodes, and each would train its own model: "
             "start this program with srun, mpirun, or on each node with torchrun --nnodes N --nproc_per_node gpu --rdzv_id "
-            f"JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 {of_launcher('main_multi_gpu.py')} ...; or unset {name}"
+            f"JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 --no-python halfstep train ...; or unset {name}"
         )
 
 

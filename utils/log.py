@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from utils.commands import as_typed
 from utils.errors import cause_of
 from utils.files import LineFile
 from utils.text import printable, warning
@@ -60,7 +59,7 @@ class Log:
             # Escape characters that stdout's encoding lacks, for example on a terminal without UTF-8.
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             try:
-                print(printable(as_typed(line)).encode(encoding, "backslashreplace").decode(encoding), flush=True)
+                print(printable(line).encode(encoding, "backslashreplace").decode(encoding), flush=True)
             except OSError as error:  # `| head` has ended or the terminal is closed; the run continues
                 if error.errno not in (errno.EPIPE, errno.EIO):
                     self.unprinted = error
@@ -80,13 +79,13 @@ class Log:
         if self._rank == 0:
             self.say(warning(line))
         else:
-            print(f"warning (process {self._rank}): {printable(as_typed(line))}", file=sys.stderr, flush=True)
+            print(f"warning (process {self._rank}): {printable(line)}", file=sys.stderr, flush=True)
             self.note(warning(line))
 
     def note(self, line: str) -> None:
         """Write text to this rank's files only, with date and time before each line, as in PaddleViT's logs."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S ")
-        self._write_stamped("".join(f"{stamp}{each}\n" for each in printable(as_typed(line)).split("\n")))
+        self._write_stamped("".join(f"{stamp}{each}\n" for each in printable(line).split("\n")))
 
     def _write_stamped(self, text: str) -> None:
         with self._lock:

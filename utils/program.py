@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from utils.commands import as_typed
+from utils.commands import page, pip
 from utils.errors import (
     AFTER_SIGNAL,
     NO_COMPILER,
@@ -94,7 +94,7 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
             traceback.print_exc()
         elif message:
             # With its line end in one write, so that errors of several processes do not share a line.
-            sys.stderr.write(f"error: {cut(printable(as_typed(message[:MOST_READ])))}\n")
+            sys.stderr.write(f"error: {cut(printable(message[:MOST_READ]))}\n")
         return code
 
 
@@ -176,8 +176,8 @@ def _remedy_for(error: BaseException) -> str | None:
     text = str(error)
     if "torchvision::nms" in text:
         return (
-            f"the installed torch and torchvision do not match ({text.splitlines()[0]}); run pip uninstall -y torch "
-            "torchvision, then pip install -r requirements.txt"
+            f"the installed torch and torchvision do not match ({text.splitlines()[0]}); run {pip('uninstall')} -y "
+            f"torch torchvision, then {pip('install')} -r {page('requirements.txt')}"
         )
     if isinstance(error, MemoryError) or any(each in text for each in OUT_OF_MEMORY):
         how = next(iter(text.splitlines()), type(error).__name__)

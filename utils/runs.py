@@ -24,6 +24,7 @@ EMPTY_NAME = "the name of a run or file is empty, perhaps because a shell variab
 # train-DATE, or train-DATE.2 for a second run in the same second. Copies often have a suffix: train-DATE-backup.
 DATED = re.compile(r"[a-z]+-\d{8}-\d\d-\d\d-\d\d([-.].+)?")
 LARGEST_STATUS = 2**26  # maximum bytes of a status.json
+OLD_VERSIONS = ("1.", "2.")  # the start of the versions whose runs are refused
 
 
 class Identity(NamedTuple):
@@ -102,6 +103,15 @@ def status_in(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         status = json.loads(content_of(folder / "status.json", LARGEST_STATUS))
     return status if isinstance(status, dict) else {}
+
+
+def refuse_old_run(run: Path, version: str | None) -> None:
+    """Raise ConfigError if halfstep 1.x or 2.x wrote a run. `version`: as in status.json, which adds the commit."""
+    if version and version.startswith(OLD_VERSIONS):
+        raise ConfigError(
+            f"{run}: halfstep {version.partition(',')[0]} wrote this run, and 2.3.0 is the last version that reads it; use "
+            "that version, or start a new run from its weights with -pretrained"
+        )
 
 
 def is_locked(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from configs.translate.other_programs import SECTION, Translated, Words, replace
 from configs.typed_names import suggest_key
 from configs.values import ALL_SETTINGS, BOOLS, SETTINGS, Text, convert, is_none, quoted
 from configs.yaml_files import Layer
+from utils.commands import page
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
@@ -158,7 +159,7 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
     raise ConfigError(
         f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and "
         f"MODEL.NAME: {name_in_timm or 'one of timm.list_models()'}, and remove MODEL's keys that describe layers "
-        f"(docs/from-paddlevit.md has the training settings of PaddleViT's families){near}"
+        f"({page('docs/from-paddlevit.md')} has the training settings of PaddleViT's families){near}"
     )
 
 

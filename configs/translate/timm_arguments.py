@@ -186,11 +186,11 @@ REFUSED = {
     "the policy TRAIN.AUTO_AUGMENT=3a has greyscale and blur": "color-jitter-prob grayscale-prob gaussian-blur-prob",
     "augmentation splits are not supported": "aug-splits=0 resplit=false split-bn=false",
     "each process has its own BatchNorm statistics": "sync-bn=false",
-    "each image is evaluated once; scripts/predict.py has -flip": "tta=0",
+    "each image is evaluated once; halfstep predict has -flip": "tta=0",
     "TRAIN.SIZE_SCHEDULE changes the size with the epoch": """
         train-img-sizes=[] train-batch-sizes=[] train-size-probs=[] train-size-schedule=constant
         train-size-schedule-spread=0.65 train-size-random-mix=0.1 variable-batch-loss-scale=none""",
-    "DATA.TOKENS and DATA.TRAIN_TOKENS keep the aspect ratio of images, with the same number of images in each update": """
+    "images are resized to squares": """
         naflex-loader=false naflex-max-seq-len=576 naflex-train-seq-lens=[128,256,576,784,1024]
         naflex-patch-sizes=[] naflex-patch-size-probs=[] naflex-patchify-channels-first=false
         naflex-loss-scale=linear""",

@@ -40,16 +40,11 @@ class Reader:
 
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
         """Allocate the memory of a batch. Pinning it takes milliseconds at first; later, torch reuses pinned memory."""
-        count = len(piece.indices)
+        count, side, dtype = len(piece.indices), self.side(piece), self.image_set.pixels.dtype_in_batch
         targets = self.image_set.meaning.allocate(count, self.num_classes, pinned)
-        return Buffers(self.allocate_images(piece, pinned), targets, [[]] * count)
-
-    def allocate_images(self, piece: Piece, pinned: bool) -> Tensor:
-        """Allocate images with the memory layout of decoded pixels, channels last."""
-        side = self.side(piece)
-        shape = (len(piece.indices), side, side, self.data.IMAGE_CHANNELS)
-        dtype = self.image_set.pixels.dtype_in_batch
-        return torch.empty(shape, dtype=dtype, pin_memory=pinned).permute(0, 3, 1, 2)
+        # Decoded pixels have channels last in memory.
+        images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=dtype, pin_memory=pinned)
+        return Buffers(images.permute(0, 3, 1, 2), targets, [[]] * count)
 
     def side(self, piece: Piece) -> int:
         """Return the height and width of the images in a batch."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from configs.schema import Config
-from datasets.batching import batching_of
 from datasets.loading.readers import Reader
 from datasets.order import Piece
+from datasets.pixels import pixels_of
 from datasets.types import Batch, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError
@@ -68,7 +68,13 @@ def shared_bytes(config: Config, num_processes: int) -> int:
     Training batches stay in memory during evaluation, so both kinds of batches need memory.
     """
     num_images = config.DATA.BATCH_SIZE + (config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE)
-    return num_processes * AHEAD_OF_PROCESS * num_images * batching_of(config.DATA).image_bytes(config)
+    return num_processes * AHEAD_OF_PROCESS * num_images * image_bytes(config)
+
+
+def image_bytes(config: Config) -> int:
+    """Return the bytes of the largest image in a batch."""
+    data = config.DATA
+    return data.IMAGE_CHANNELS * data.IMAGE_SIZE**2 * pixels_of(data).dtype_in_batch.itemsize
 
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
@@ -89,7 +95,7 @@ def _ahead_of_threads(config: Config, process: Process) -> int:
     """
     room = min(BYTES_AHEAD, MAX_FRACTION_AHEAD * free_host_memory() / process.local_size)
     # torch rounds each allocation of pinned memory up to a power of two.
-    pinned = 1 << (config.DATA.BATCH_SIZE * batching_of(config.DATA).image_bytes(config) - 1).bit_length()
+    pinned = 1 << (config.DATA.BATCH_SIZE * image_bytes(config) - 1).bit_length()
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)
 
 

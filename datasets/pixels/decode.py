@@ -11,6 +11,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from datasets.pixels.rules import ImageReadError, Images, PixelRules
+from utils.commands import page, pip
 from utils.text import warning
 
 try:
@@ -61,7 +62,7 @@ OPPOSITE = {6: 8, 8: 6}  # {orientation: the orientation whose change undoes it}
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
 SHALLOW, HIGHEST_OF_SHALLOW = "16-bit files that use 12 bits or fewer, so 8 bits keep at most 16 of their levels", 2**12
-KEEP_VALUES = "set DATA.PIXELS=native, which keeps the values of the files (docs/pixels.md)"
+KEEP_VALUES = f"set DATA.PIXELS=native, which keeps the values of the files ({page('docs/pixels.md')})"
 TIFF_BITS = ExifTags.Base.BitsPerSample
 
 
@@ -121,7 +122,7 @@ def warn_of_lost_levels(images: Images) -> list[str]:
     chosen = sorted({0, len(images) // 2, len(images) - 1})
     may_be_deep = all(images.name(index).lower().endswith(DEEP_ENDINGS) for index in chosen)
     if may_be_deep and all(SHALLOW in images.kinds(index) for index in chosen):
-        return [warning(f"the images are {SHALLOW}; DATA.PIXELS=native keeps all (docs/pixels.md)")]
+        return [warning(f"the images are {SHALLOW}; DATA.PIXELS=native keeps all ({page('docs/pixels.md')})")]
     return []
 
 
@@ -148,7 +149,7 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     if has_unknown_range(image):
         raise ImageReadError(
             f"it has 32 bits per pixel or signed values (Pillow's mode {image.mode}), whose range is unknown; save it with "
-            "8 or 16 bits, or set DATA.PIXELS=native (docs/pixels.md)"
+            f"8 or 16 bits, or set DATA.PIXELS=native ({page('docs/pixels.md')})"
         )
     if image.mode.startswith("I"):
         image = _to_8_bits(image)
@@ -211,7 +212,7 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
     try:
         from pillow_heif import open_heif
     except ImportError as error:
-        raise ImageReadError("a HEIF photo (.heic) needs pillow-heif: pip install pillow-heif") from error
+        raise ImageReadError(f"a HEIF photo (.heic) needs pillow-heif: {pip('install')} pillow-heif") from error
     photo = open_heif(data)
     _refuse_bomb(data, *photo.size, rules)
     return photo.to_pillow()

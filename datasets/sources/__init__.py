@@ -13,6 +13,7 @@ from typing import NamedTuple
 from configs.schema import Config, Data
 from configs.tables import SOURCES, import_named
 from datasets.types import ImageSet
+from utils.commands import page
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import first_of, is_url, warning
 
@@ -114,7 +115,8 @@ def data_root(data: Data, expects: str, reads_files: bool = False, reads_tars: b
     name = root.name.lower()
     if kind is None and name.endswith(ARCHIVES) and not (reads_tars and name.endswith(".tar")):
         raise DataError(
-            f"DATA.DATA_PATH: {root} is an archive; unpack it, and set -data_path to the new folder (layouts: docs/data.md)"
+            f"DATA.DATA_PATH: {root} is an archive; unpack it, and set -data_path to the new folder (layouts: "
+            f"{page('docs/data.md')})"
         )
     if kind is None and not reads_files:
         raise DataError(f"DATA.DATA_PATH: {root} is a file, not a folder; {expected_layout(data, expects)}")
@@ -123,4 +125,4 @@ def data_root(data: Data, expects: str, reads_files: bool = False, reads_tars: b
 
 def expected_layout(data: Data, expects: str) -> str:
     """Return the end of messages about a wrong layout: the layout that the data set expects."""
-    return f"{data.DATASET} expects {expects} there; set -data_path or -dataset (layouts: docs/data.md)"
+    return f"{data.DATASET} expects {expects} there; set -data_path or -dataset (layouts: {page('docs/data.md')})"

@@ -30,6 +30,7 @@ from datasets.sources.images import FileImages, is_within, natural
 from datasets.targets.by_label import ByName
 from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet, SavedData
+from utils.commands import page, pip
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder
 from utils.text import counted, first_of, warning
@@ -140,12 +141,6 @@ def unwrapped(folder: Path, known: Collection[str] = ()) -> Path:
     return folder
 
 
-def training_folder(folder: Path) -> Path:
-    """Return the folder that contains the class folders of training images: train/, or the folder itself."""
-    folder = unwrapped(folder, (*TRAIN_NAMES, *VAL_NAMES))
-    return folder / (choose_parts(class_folders(folder)).train or "")
-
-
 def subfolders(folder: Path) -> list[str]:
     """Return the sorted names of the subfolders, without run folders and hidden folders."""
     return [name for name in _listed(folder)[0] if not is_run_folder(folder / name)]
@@ -177,10 +172,9 @@ def read_class_folders(
     )
     images = FileImages(folder, index.text("path"), index.column("target"), classes, pixels)
     left_out = Counter(index.facts["left_out"])
-    if names != [""]:  # otherwise the folder itself is the only class
-        folders, files = _listed(folder)
-        runs = [name for name in {*folders} - {*names} if is_run_folder(folder / name)]
-        left_out += Counter({"next to the class folders": sum(map(_is_image, files)), RUNS: len(runs)})
+    folders, files = _listed(folder)
+    runs = [name for name in {*folders} - {*names} if is_run_folder(folder / name)]
+    left_out += Counter({"next to the class folders": sum(map(_is_image, files)), RUNS: len(runs)})
     return images.with_facts(
         folder=path_below_data(config.DATA, folder),
         index=index,
@@ -340,8 +334,8 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
         return []
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(left_out.items()))
     is_heif = any(READ_BY.get(ending) == "pillow_heif" for ending in left_out)
-    hint = "; pip install pillow-heif reads HEIC" if is_heif else ""
-    hint += hint_of_formats(left_out, " (docs/pixels.md)")
+    hint = f"; {pip('install')} pillow-heif reads HEIC" if is_heif else ""
+    hint += hint_of_formats(left_out, f" ({page('docs/pixels.md')})")
     line = f"{root}: left out: {reasons}{hint}"
     return [line if all(reason in NO_IMAGES for reason in left_out) else warning(line)]
 
@@ -389,10 +383,10 @@ def read_caltech(config: Config, *_: object) -> tuple[ImageSet, None]:
     expects = f"the folder {folder}/ with a folder per class"
     root = data_root(config.DATA, expects)
     candidates = [root / parent / folder for parent in parents] + ([root] if root.name == folder else [])
-    folder = next((each for each in candidates if each.is_dir()), None)
-    if folder is None:
+    present = next((each for each in candidates if each.is_dir()), None)
+    if present is None:
         raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {expected_layout(config.DATA, expects)}")
     # Subfolders are not read, because the dog folder of Caltech256 contains a stray folder with other images.
-    classes = [name for name in class_folders(folder) if name != background]
-    images = read_class_folders(config, folder, classes, deep=False)
-    return images.with_facts(split={"rule": "position", "training": str(folder)}), None
+    classes = [name for name in class_folders(present) if name != background]
+    images = read_class_folders(config, present, classes, deep=False)
+    return images.with_facts(split={"rule": "position", "training": str(present)}), None

@@ -215,8 +215,8 @@ def on_disk(root: Path, path: str) -> str:
     listed = os.path.join(root, path)
     if path.isascii() or os.path.isabs(path) or os.path.lexists(listed):
         return listed
-    path = str(root)
-    for name in path.split("/"):
+    names, path = path.split("/"), str(root)
+    for name in names:
         forms = [os.path.join(path, form) for form in (name, normalize("NFC", name), normalize("NFD", name))]
         path = next(filter(os.path.lexists, forms), forms[0])
     return path

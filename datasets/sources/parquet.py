@@ -35,6 +35,7 @@ from datasets.targets.by_label import ByName
 from datasets.targets.labels import USUAL_COLUMNS, OneLabel, ParquetColumns, is_text, reading_of
 from datasets.targets.numbering import ByList
 from datasets.types import ImageSet
+from utils.commands import pip
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown
 from utils.text import counted, warning
@@ -64,7 +65,7 @@ def pyarrow_parquet() -> ModuleType:
         import pyarrow.parquet
     if int(pyarrow.__version__.partition(".")[0]) < SAFE_VERSION:
         raise DataError(
-            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute code from a file; pip install -U pyarrow"
+            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute code from a file; {pip('install')} -U pyarrow"
         )
     return pyarrow.parquet
 
@@ -83,12 +84,11 @@ def read_parquet(config: Config, only_validation: bool, *_: object) -> tuple[Ima
     made_of = {"files": stamps_of([*train_files, *val_files]), "columns": list(config.DATA.COLUMNS)}
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
     reading = reading_of(config)
-    choose = functools.partial(choose_columns, config=config, reading=reading)
     index = open_or_build(
         paths,
         INDEX_COLUMNS | {"label": reading.type},
         made_of | reading.of_parquet,
-        lambda builder: add_rows(builder, [*train_files, *val_files], choose, reading),
+        lambda builder: add_rows(builder, [*train_files, *val_files], config, reading),
     )
     num_train = int(index.column("file_rows")[: len(train_files)].sum())
     num_rows = int(index.column("file_rows").sum())
@@ -141,7 +141,7 @@ def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
     return [
         warning(
             f"the rows are sorted by class, and shuffling moves a row by at most {train.reach:,} places within "
-            "its row group, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
+            "its row group, so a batch has few classes; halfstep make-shards makes shards that are better mixed"
         )
     ]
 
@@ -171,10 +171,8 @@ def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
 # --- the index: row groups, and the label and name of each row, read without the images ---
 
 
-def add_rows(
-    builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Path, Any, Any], ParquetColumns], reading: OneLabel
-) -> dict:
-    """Add the rows of these files to the index. `choose`: see choose_columns; `reading`: of their targets."""
+def add_rows(builder: IndexBuilder, files: Sequence[Path], config: Config, reading: OneLabel) -> dict:
+    """Add the rows of these files to the index. `reading`: of their targets."""
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
 
         def in_threads(task: Callable[[Path], T]) -> Iterator[T]:
@@ -185,8 +183,10 @@ def add_rows(
             return pool.map(explaining, files)
 
         schemas = list(in_threads(lambda file: opened(file).schema_arrow))
-        columns_of_files = [choose(file, schema, schemas[0]) for file, schema in zip(files, schemas, strict=True)]
-        columns = _common_columns(files, columns_of_files)
+        pairs = zip(files, schemas, strict=True)
+        columns = _common_columns(
+            files, [choose_columns(file, schema, schemas[0], config, reading) for file, schema in pairs]
+        )
         if columns.are_names:
             class_names = in_threads(lambda file: reading.names_in_parquet(file, columns, read_columns))
             columns = columns._replace(classes=tuple(sorted({*itertools.chain(*class_names)})))

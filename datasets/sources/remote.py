@@ -427,8 +427,8 @@ class ServerFolder(ShardFolder):
                     index.unlink(missing_ok=True)
                 raise DataError(
                     f"{self.title_of(tar)} is not the tar that its index describes; rebuild the index on the server "
-                    f"(remove {shards.part_of(tar.name)}{ENDING}, or run make_shards.py again), and start again with "
-                    "-resume to continue"
+                    f"(remove {shards.part_of(tar.name)}{ENDING}, or run halfstep make-shards again), and start again "
+                    "with -resume to continue"
                 )
 
         self.cache.pull(tar, check, waits)

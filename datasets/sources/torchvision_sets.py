@@ -16,6 +16,7 @@ from datasets.sources import TORCHVISION, find_source, own_split
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
 from datasets.types import ImageReadError, ImageSet
+from utils.commands import page, pip
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.torch_internals import LABELS
 
@@ -94,12 +95,12 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
         return cls(root, **arguments, download=True)
     except ImportError as error:
         raise DataError(
-            f"DATA.DATASET: {config.DATA.DATASET} needs a package ({error}); pip install {error.name}"
+            f"DATA.DATASET: {config.DATA.DATASET} needs a package ({error}); {pip('install')} {error.name}"
         ) from error
     except (RuntimeError, OSError, ValueError) as error:
         raise DataError(
             f"DATA.DATA_PATH: {name} is not in {root}, and its download failed ({error}); put its files there, where "
-            "torchvision expects them (docs/data.md)"
+            f"torchvision expects them ({page('docs/data.md')})"
         ) from error
 
 

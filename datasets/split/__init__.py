@@ -38,7 +38,7 @@ def _by_position(image_set: ImageSet, record: dict) -> np.ndarray:
     """Return bool [N]: the images that are held out, drawn from each class by position and seed.
 
     Each class keeps a training image, and a class with two or more images also holds one out, unless the fraction is 0.
-    Runs of 2.2 and earlier drew folds like this too.
+    The folds of a choice, and of exports of 2.2 and earlier, are drawn like this too.
     """
     held_out, start = np.zeros(len(image_set), dtype=bool), 0
     by_class = np.argsort(image_set.targets, kind="stable")
@@ -72,8 +72,6 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
 
         return learn_all(config, image_set, record, saved)
     if saved:
-        if "folds" in record and "folds" in saved.split:
-            record["rule"] = saved.split["rule"]  # runs of 2.2 and earlier drew folds by hash or position
         from datasets.split.by_hash import with_class_folders
 
         record = with_class_folders(image_set, record, saved)

@@ -26,7 +26,7 @@ def describe_groups(
         if other := shortest_between(*bounds[number : number + 2]):
             reached = float(hold_out({**record, "fraction": other}).mean())
             tried.append((abs(reached - fraction), reached, other))
-    _, reached, nearest = min(tried, key=lambda each: each[0])
+    _, reached, nearest = min(tried, key=lambda attempt: attempt[0])
     if nearest == fraction:
         return f"{text} (DATA.GROUP_BY)"
     return f"{text} (DATA.GROUP_BY); DATA.VAL_FRACTION={nearest:g} would hold out {reached:.1%}"

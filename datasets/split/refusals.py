@@ -4,6 +4,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.types import ImageSet
+from utils.commands import page
 from utils.errors import ConfigError, DataError, did_you_mean
 
 
@@ -38,5 +39,5 @@ def empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
         alone = "; a class needs two images, so that one can be held out"
     return DataError(
         f"DATA.DATA_PATH: {data.DATA_PATH} has no {part} images for -dataset {name}; check the lists or folders there, "
-        f"and {held_out} if the data has no validation part of its own{group}{alone} (layouts: docs/data.md)"
+        f"and {held_out} if the data has no validation part of its own{group}{alone} (layouts: {page('docs/data.md')})"
     )

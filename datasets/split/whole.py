@@ -40,8 +40,6 @@ def refuse(config: Config) -> None:
             )
     if config.DATA.FOLDS and config.DIST.STRATEGY == "fsdp2":
         raise ConfigError(f"DIST.STRATEGY is fsdp2, which {cause} does not support; use ddp, or {remedy}")
-    if config.DATA.FOLDS and not config.task.has_answers:
-        raise ConfigError(f"TRAIN.OBJECTIVE is {config.TRAIN.OBJECTIVE}, which predicts nothing, but {cause}; {remedy}")
 
 
 def refuse_empty_folds(config: Config, folds: np.ndarray) -> None:

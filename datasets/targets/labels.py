@@ -206,9 +206,12 @@ class OneLabel:
         if not self._allow_names:
             return True
         numbers = sum(
-            int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
+            int(labels.counts[index])
+            for labels in lists
+            for index, label in enumerate(labels.written)
+            if _is_number(label)
         )
-        return 2 * numbers > sum(int(each.counts.sum()) for each in lists)
+        return 2 * numbers > sum(int(labels.counts.sum()) for labels in lists)
 
     def numbers(self, lists: Sequence[Labels]) -> tuple[list[np.ndarray], list[str]]:
         """Return the target number of each list's labels, and the classes. If there are two lists, the first is for

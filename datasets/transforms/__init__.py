@@ -3,7 +3,6 @@
 from configs.schema import Train
 
 # REVISION increases whenever augmentation changes for the same settings. A resumed run compares the saved value.
-# Revision 3 only resizes some images in another order (see crop.py).
 REVISION = 3
 
 

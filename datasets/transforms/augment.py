@@ -177,9 +177,6 @@ class Augmentation:
         policy = parse_policy(train)
         resamples = RESAMPLE[data.train_interpolation]
         self.draw_policy = build_policy(policy, data.IMAGE_SIZE, resamples) if policy else None
-        # In sequences of patches, images differ in size, and shifts are fractions of each image's sides. TrivialAugment shifts
-        # every image by up to 32 pixels.
-        self.scaled_from = data.IMAGE_SIZE if data.sequences and policy and policy.name != "ta_wide" else None
         strength = train.COLOR_JITTER
         if policy and "3a" not in (policy.name, policy.choice[:2]):
             strength = 0.0  # as in timm, jitter is only used without a policy or with 3-Augment's operations
@@ -195,9 +192,6 @@ class Augmentation:
 
     def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
         """Apply drawn operations to an image, uint8 [H, W, C]. Return `pixels` itself or a new array."""
-        if self.scaled_from:
-            height, width, _ = pixels.shape
-            drawn = drawn.with_shifts_scaled(width / self.scaled_from, height / self.scaled_from)
         return apply_operations(drawn, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:

@@ -177,6 +177,3 @@ class Normalize(nn.Module):
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalized images as uint8 for pictures."""
         return self.kind.to_bytes((images - self.shift) / self.scale)
-
-    def mirrored(self, images: Tensor) -> Tensor:
-        return images.flip(-1)

@@ -45,15 +45,6 @@ class DrawnOperations(NamedTuple):
     weights: tuple[float, ...] = ()  # the weight of each chain
     blend: float = 0.0  # the weight of the chains' sum when it is blended with the image
 
-    def with_shifts_scaled(self, across: float, down: float) -> "DrawnOperations":
-        """Return the operations with other shifts: horizontal ones times `across`, vertical ones times `down`."""
-        factors = {"translate_x": across, "translate_y": down}
-
-        def scaled(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-            return tuple(each._replace(value=each.value * factors.get(each.name, 1.0)) for each in operations)
-
-        return self._replace(operations=scaled(self.operations), chains=tuple(map(scaled, self.chains)))
-
 
 # --- drawing ---
 

@@ -256,7 +256,7 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
 
 
 def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
-    """Count the labels that are probably wrong, as scripts/labels.py does, with the features that a run uses to fit a new classifier."""
+    """Count the labels that are probably wrong, as halfstep labels does, with the features that fit a new classifier."""
     has_one_label = plan.config.task.has_classes and not plan.config.task.has_several_classes
     if not has_one_label or plan.config.MODEL.NEW_CLASSIFIER == "random" or plan.inputs.checkpoint:
         return
@@ -282,7 +282,7 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
         arguments = plan.inputs.loaded.arguments
         options = arguments[arguments.index("-opts") :] if "-opts" in arguments else []
         words = (plan.config.MODEL.PRETRAINED, "-dataset", data.DATASET, "-data_path", data.DATA_PATH, *options)
-        yield Finding("labels", text, WARN, f"list them: {command('scripts/labels.py', *words)}")
+        yield Finding("labels", text, WARN, f"list them: {command('labels', *words)}")
     elif count >= FEWEST_JUDGED:
         yield Finding("labels", f"no sign of wrong ones among {count:,}")
     elif count:

@@ -9,7 +9,6 @@ from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from configs.tables import import_named
 from datasets.bad_images import num_allowed
-from datasets.batching import batching_of
 from datasets.copies import Copies, are_equal, find_copies
 from datasets.identity import ImageContents
 from datasets.passes import read_each
@@ -19,6 +18,7 @@ from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
 from engine.tasks import find_task
+from utils.commands import page
 from utils.text import WARNING, counted, first_of, plural
 
 LINE_EACH = ",\n"
@@ -117,8 +117,6 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         if lines := scan.survey.describe(scan.name):
             remedy = "leave such channels out, and remove or repair such images" if len(lines) > 1 else ""
             yield Finding(f"{part} pixels", "\n".join(lines), WARN if remedy else OK, remedy)
-        for text in batching_of(config.DATA).describe_shapes(config, scan.sides[scan.readable], part == "training"):
-            yield Finding(f"{part} shapes", text)
     if kinds:
         text = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         is_lost = kinds[SHALLOW] > kinds["16-bit"]
@@ -200,7 +198,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     by_area = np.argsort(sides.prod(axis=1, dtype=np.int64), kind="stable")
     three = sides[by_area[[0, len(sides) // 2, -1]]].tolist()
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
-    smaller = batching_of(config.DATA).share_enlarged(config, sides)
+    smaller = float((sides.min(axis=1) < image_size).mean())
     note = f"; {smaller:.1%} are enlarged to DATA.IMAGE_SIZE {image_size}" if smaller else ""
     of = f" of {scan.describe_count()} images" * scan.is_sample
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
@@ -227,7 +225,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
         how = "is also a training image" if len(paths) == 1 else "are also training images"
         texts.append(
             f"{share} {how}:\n{first_of(paths, LINE_EACH)}\n"
-            "-> remove them from one of the two sets (docs/data.md): they make the scores look too good"
+            f"-> remove them from one of the two sets ({page('docs/data.md')}): they make the scores look too good"
         )
     if paths := clashes[True]:
         are = "is" if len(paths) == 1 else "are"
@@ -239,8 +237,8 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     repeats = sum(each.num_repeated for each in copies)
     repeated = [f"training images with the pixels of another training image: {repeats:,}"] if repeats else []
     if texts:
-        remedy = "scripts/labels.py lists all in labels.csv and shows them in labels.png"
-        if config.task.has_several_classes:  # labels.py judges one label per image
+        remedy = "halfstep labels lists all in labels.csv and shows them in labels.png"
+        if config.task.has_several_classes:  # halfstep labels judges one label per image
             remedy = ""
         return Finding("duplicates", "\n".join([*texts, *repeated]), WARN, remedy)
     if train is None:

@@ -17,11 +17,6 @@ from utils.errors import ConfigError
 from utils.runs import NUMBERS, changed_facts
 from utils.text import counted, first_of
 
-RESIZE_ORDER = (
-    "resume: this version resizes some images along the height first, as Pillow does; with bilinear or bicubic "
-    "interpolation, a few of their pixels differ from now on"
-)
-
 
 def changes(saved: dict, current: dict) -> dict[str, str]:
     """Return {key: both values} for settings that affect the result and differ between a checkpoint and this run."""
@@ -41,14 +36,14 @@ def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: Ima
     `facts` are the facts of the current data. The key is NUM_IMAGES if images were only added, or if only the number of
     images is known to differ.
     """
-    found = changed_facts(state.get(TRAINED_ON, {}), facts)
-    if not found or CLASSES in found:  # the user has allowed renamed classes, so images have new paths
+    changes = changed_facts(state[TRAINED_ON], facts)
+    if not changes or CLASSES in changes:  # the user has allowed renamed classes, so images have new paths
         return {}
     words, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
     if words:
         return {"NUM_IMAGES" if is_only_added else "IMAGES": ", ".join(words)}
     lines: dict[str, list[str]] = {}
-    for what, values in found.items():
+    for what, values in changes.items():
         lines.setdefault("NUM_IMAGES" if what in NUMBERS else "IMAGES", []).append(f"{what}: {values}")
     return {key: ", ".join(each) for key, each in lines.items()}
 
@@ -70,13 +65,10 @@ def refuse_changes(
             f"-resume: {path} has settings that this version of halfstep does not know: {first_of(unknown)}; continue with the "
             "version that started the run, or start a new run from its weights with -pretrained"
         )
-    then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
-    saved = state["config"] | then
-    different = changes(saved, comparable(config, order) | now) | images
-    revisions, lines = different.pop("AUGMENTATION", None), []
-    if revisions == "2 -> 3":  # only the order of resizing differs
-        lines.append(RESIZE_ORDER)
-    elif revisions and config.TRAIN.augments:
+    saved = state["config"] | {"SPLIT": state["split"]["rule"]}
+    different = changes(saved, comparable(config, order) | {"SPLIT": split["rule"]}) | images
+    revisions = different.pop("AUGMENTATION", None)
+    if revisions and config.TRAIN.augments:
         different["AUGMENTATION"] = f"revision {revisions}: from here on, the same settings augment images differently"
     refused = {key: values for key, values in different.items() if not config.START.allows(key)}
     if refused:
@@ -98,20 +90,20 @@ def refuse_changes(
             f"-last_epoch is {config.START.LAST_EPOCH}, but {path} was saved after epoch {state['epoch'] + 1}; "
             "leave -last_epoch out"
         )
-    if state.get("progress", {}).get("choices") and not order.has_updates_of(state["config"]):
+    if state["progress"].get("choices") and not order.has_updates_of(state["config"]):
         raise ConfigError(
             f"-resume: {path} is partway through the schedule that TRAIN.BUDGET chose, but the updates would now use "
             "different images; restore the images, the batch size and DATA.DROP_LAST, "
             "or start a new run from its weights with -pretrained"
         )
-    lines += [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
+    lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
     if not order.has_updates_of(state["config"]):
         step = (state["epoch"] + 1) * order.steps_per_epoch
         lines.append(
             f"resume: the updates now use different images, so epoch {state['epoch'] + 2} starts from its "
             f"beginning, at step {step}"
         )
-    then, now = state["config"].get("TRAIN.NUM_EPOCHS"), config.TRAIN.NUM_EPOCHS
-    if then not in (None, now) and now > state["epoch"] + 1:
+    then, now = saved["TRAIN.NUM_EPOCHS"], config.TRAIN.NUM_EPOCHS
+    if then != now and now > state["epoch"] + 1:
         lines.append(f"resume: {counted(now, 'epoch')} instead of {then}: the learning rate follows the new schedule")
     return lines

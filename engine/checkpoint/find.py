@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.checkpoint.format import numbered
+from engine.checkpoint.format import numbered, progress_in
+from models.weights.record import VERSION_KEY
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError, naming_damage
-from utils.runs import DATED, is_locked, newest_first, status_in, weights_in
+from utils.runs import DATED, is_locked, newest_first, refuse_old_run, status_in, weights_in
 
 NEXT = "; trying the previous checkpoint"
 
@@ -29,13 +30,13 @@ def find_newest(save: str, warn: Callable[[str], None], verify: bool = True) -> 
     return next((found for run in runs if (found := newest_in(run, warn, verify))), None)
 
 
-def newer_named_run(save: str, found: Path | None) -> str:
+def newer_named_run(save: str, checkpoint: Path | None) -> str:
     """Return how to continue the newest unfinished run that -resume auto leaves out because of its -name, or ''.
 
-    `found`: the checkpoint that -resume auto continues from. Older runs than this one do not count.
+    `checkpoint`: the one that -resume auto continues from. Older runs than this one do not count.
     """
     for run in newest_first(file.parent for file in Path(save).glob("*/config.yaml") if weights_in(file.parent)):
-        if found and run == found.parent:
+        if checkpoint and run == checkpoint.parent:
             break
         is_done = status_in(run).get("state") == "done"
         if not (DATED.fullmatch(run.name) or is_done or is_locked(run)):
@@ -90,14 +91,21 @@ def checkpoint_at(
 ) -> Path | None:
     """Return the checkpoint for -resume, which is `auto`, a run's folder or a file.
 
-    A run continues from its newest checkpoint. An evaluation uses the run's best weights.
+    A run continues from its newest checkpoint. An evaluation uses the run's best weights. Raise ConfigError if halfstep
+    1.x or 2.x wrote the run.
     """
     if resume != "auto" and (is_evaluated or not Path(resume).is_dir()):
         from models.weights.files import find_file
 
-        return find_file(resume)
-    run = Path(resume) if resume != "auto" else Path(save, name) if name else None
-    found = newest_in(run, warn, verify) if run else find_newest(save, warn, verify)
-    if run is None and (named := newer_named_run(save, found)):
-        warn(named)
-    return weights_in(found.parent) if found and is_evaluated else found
+        checkpoint = find_file(resume)
+    else:
+        run = Path(save, name) if name else None
+        if resume != "auto":
+            run = Path(resume)
+        checkpoint = newest_in(run, warn, verify) if run else find_newest(save, warn, verify)
+        if run is None and (named := newer_named_run(save, checkpoint)):
+            warn(named)
+        checkpoint = weights_in(checkpoint.parent) if checkpoint and is_evaluated else checkpoint
+    if checkpoint:
+        refuse_old_run(checkpoint, progress_in(checkpoint).get(VERSION_KEY))
+    return checkpoint

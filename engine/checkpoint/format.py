@@ -14,11 +14,10 @@ from torch import nn
 from configs.schema import Train
 from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
-from models.weights.record import CALIBRATION, KEPT
+from models.weights.record import CALIBRATION, KEPT, VERSION_KEY
 from models.weights.sharded import FOLDER
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
-from utils.runs import Identity
 
 BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
@@ -60,7 +59,7 @@ def start_of_streak(state: dict) -> int:
 
 
 def progress_in(path: Path) -> dict[str, Any]:
-    """Return the finished epochs, step, best epoch, run and parts of a checkpoint, or {} without a valid file.
+    """Return the finished epochs, step, best epoch, version, run and parts of a checkpoint, or {} without a valid file.
 
     The parts are the calibration and the scores of the images.
     """
@@ -73,8 +72,7 @@ def progress_in(path: Path) -> dict[str, Any]:
         with naming_damage(path):
             best = state.get("progress", {}).get("best", ())
             facts = {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
-            facts |= {key: state[key] for key in (CALIBRATION, KEPT) if state.get(key)}
-            return facts | ({"run": state["run"]} if Identity.of(state) else {})
+            return facts | {key: state[key] for key in (CALIBRATION, KEPT, VERSION_KEY, "run") if state.get(key)}
     except ConfigError:
         return {}
 
@@ -116,19 +114,19 @@ def remove_unused_parts(folder: Path) -> None:
         named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
     except ConfigError:
         return  # an unreadable checkpoint may refer to any shard
-    for each in shards.iterdir():
-        if PARTS_NAME.fullmatch(each.name) and not each.is_symlink() and each not in named:
-            shutil.rmtree(each, ignore_errors=True)
+    for shard in shards.iterdir():
+        if PARTS_NAME.fullmatch(shard.name) and not shard.is_symlink() and shard not in named:
+            shutil.rmtree(shard, ignore_errors=True)
 
 
 def numbered(folder: Path) -> list[Path]:
     """Return all checkpoint-N.pth, newest first. They are sorted by number and not by date, because clocks can jump."""
-    found = [
+    pairs = [
         (int(match[1]), path)
         for path in folder.iterdir()
         if (match := re.fullmatch(r"checkpoint-(\d+)\.pth", path.name))
     ]
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for _, path in sorted(pairs, reverse=True)]
 
 
 def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:

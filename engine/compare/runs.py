@@ -159,15 +159,7 @@ def common_images(runs: Sequence[SavedRun]) -> Common:
     """
     if not all(have_same_files(runs[0], run) for run in runs[1:]):
         return {run.folder: {} for run in runs}
-    # halfstep 1.0 gave some images other names. Complete tables of the same validation images have the same order, so
-    # they get the names of the first of them.
-    tables, first = {}, {}
-    for run in runs:
-        table, facts = scored(run.folder, task_of(run).errors), images_of(run)
-        is_complete = facts.get("validation images") == str(len(table))
-        names, labels, _ = (facts.get(fact) for fact in NUMBERS["validation images"])
-        known = first.setdefault((names, labels), table) if is_complete else table
-        tables[run.folder] = dict(zip(known, table.values(), strict=True))
+    tables = {run.folder: scored(run.folder, task_of(run).errors) for run in runs}
     common = sorted(set.intersection(*map(set, tables.values())))
     values = {folder: [table[image] for image in common] for folder, table in tables.items()}
     if common and task_of(runs[0]).errors:

@@ -23,7 +23,7 @@ from engine.confidence.known import (
     parts_of,
     to_plain,
 )
-from engine.evaluation.tally import Scoring, Tally, joined
+from engine.evaluation.tally import MakeTally, Tally, joined
 from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
 from models.weights.record import CALIBRATION
@@ -62,26 +62,23 @@ class FeatureTally:
 
 
 @contextlib.contextmanager
-def keeping_features(scoring: Scoring, models: list[nn.Module], trainer: Trainer) -> Iterator[Scoring]:
-    """Yield a scoring with which an evaluation keeps features, if the run is calibrated and the models show them."""
+def keeping_features(make_tally: MakeTally, models: list[nn.Module], trainer: Trainer) -> Iterator[MakeTally]:
+    """Yield a function for tallies that keep features, if the run is calibrated and the models show them."""
     with contextlib.ExitStack() as stack:
         if CALIBRATION in trainer.parts and not why_no_features(models[0], trainer.config):
-            taps = [stack.enter_context(contextlib.closing(Tap(model, KnownScore.middle_of))) for model in models]
-            left, tally = iter(taps), scoring.tally
-            scoring = scoring._replace(
-                tally=lambda *arguments: FeatureTally(next(left), tally(*arguments), arguments[-1])
-            )
-        yield scoring
+            taps = [stack.enter_context(contextlib.closing(Tap(model))) for model in models]
+            left = iter(taps)
+            yield lambda *sizes: FeatureTally(next(left), make_tally(*sizes), sizes[-1])
+        else:
+            yield make_tally
 
 
 def why_no_features(model: nn.Module, config: Config) -> str:
     """Return why a model shows no features, or an empty string."""
-    if config.DATA.sequences:
-        return "images of varying size are not supported"
     if config.COMPILE:
         return "a compiled model (COMPILE) does not show its features"
     try:
-        Tap(model, KnownScore.middle_of).close()
+        Tap(model).close()
     except ConfigError as error:
         return str(error)
     return ""

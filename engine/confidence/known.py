@@ -6,7 +6,6 @@ Mahalanobis distance to all images. BENCHMARKS.md, "Strangers", compares the sco
 """
 
 import base64
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,11 +31,15 @@ class TappedFeatures(NamedTuple):
     logits: Tensor  # [B, classes], not divided by the temperature
 
 
+def middle_of(num_layers: int) -> int:
+    """Return the index of the layer in the middle whose output the score uses."""
+    return max(min(num_layers * 2 // 3, num_layers - 2), 0)  # the last layer of a ViT computes only what is read
+
+
 class Tap:
     """Keeps the features of each batch that a model computes."""
 
-    def __init__(self, model: nn.Module, middle_of: Callable[[int], int]):
-        """`middle_of` returns the index of the layer in the middle for a number of layers."""
+    def __init__(self, model: nn.Module):
         self._kept: dict[str, Tensor] = {}
         try:
             layers = list(model.feature_info)
@@ -119,10 +122,6 @@ class KnownScore(nn.Module):
         super().__init__()
         self.read, self.middle, self.temperature = read, middle, temperature
         self.register_buffer("scales", scales.float())
-
-    @staticmethod
-    def middle_of(num_layers: int) -> int:
-        return max(min(num_layers * 2 // 3, num_layers - 2), 0)  # the last layer of a ViT computes only what is read
 
     def forward(self, features: TappedFeatures) -> Tensor:
         distances = self.read(features.read), self.middle(features.middle)

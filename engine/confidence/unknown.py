@@ -1,4 +1,4 @@
-"""The confidence below which predict.py -unknown gives no answer."""
+"""The confidence below which halfstep predict -unknown gives no answer."""
 
 import math
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def find_threshold(source: str, calibration: dict[str, Any], share: float, repor
         )
     known = calibration.get(KNOWN)
     if known is None or "reason" in known:
-        why = known["reason"] if known else "a run has them if it began with -pretrained in this version or later"
+        why = known["reason"] if known else "a run has them if it began with -pretrained"
         report(
             f"-unknown {share}: {source} has no statistics of the validation images ({why}), so only the "
             "confidence decides"

@@ -1,4 +1,4 @@
-"""Saves the update of a run that overflowed, replays it in the run or for scripts/doctor.py, and writes doctor.yaml."""
+"""Saves the update of a run that overflowed, replays it in the run or for halfstep doctor, and writes doctor.yaml."""
 
 import contextlib
 import copy
@@ -10,16 +10,15 @@ import numpy as np
 import torch
 
 from configs.schema import Config
-from configs.tables import TASKS
 from configs.values import flatten, unflatten
 from datasets import (
     Batch,
     CacheProgress,
     Known,
+    Normalize,
     Piece,
     Preparation,
     SavedData,
-    build_normalize,
     build_preparation,
     build_train_data,
     open_data,
@@ -40,13 +39,13 @@ from utils.distributed import Process, choose_device
 from utils.errors import ConfigError, cause_of
 from utils.files import Kind, refuse_other_kind, replacing, write_text
 from utils.log import Log
-from utils.runs import weights_in, without_latest
+from utils.runs import refuse_old_run, weights_in, without_latest
 from utils.seed import unchanged_random_state
 from utils.text import counted
 
 OVERFLOW_FILE = "overflow-batch.pth"
 DOCTOR_FILE = "doctor.yaml"  # the settings that prevent the overflow
-PRESCRIPTION = Kind("a file of scripts/doctor.py", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))
+PRESCRIPTION = Kind("a file of halfstep doctor", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))
 
 
 @dataclass
@@ -78,7 +77,7 @@ def save_overflow(folder: Path, update: Batches) -> str:
     name = OVERFLOW_FILE if update.rank == 0 else f"overflow-batch-{update.rank}.pth"
     with replacing(folder / name) as file:
         torch.save(content | (update.state if update.rank == 0 else {}), file)
-    return f"to see where it breaks: {command('scripts/doctor.py', folder)}"
+    return f"to see where it breaks: {command('doctor', folder)}"
 
 
 def read_overflow(path: Path) -> Batches:
@@ -188,25 +187,20 @@ def examine(config: Config, folder: Path, log: Log, update: Batches, trainer: Tr
     return f"{finding}; try {' or '.join(remedies or ['a lower TRAIN.BASE_LR'])}"
 
 
-# --- scripts/doctor.py ---
+# --- halfstep doctor ---
 
 
 def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | None) -> None:
-    """Replay an update of a run and print the findings. The arguments come from scripts/doctor.py."""
+    """Replay an update of a run and print the findings. The arguments come from halfstep doctor."""
     folder, state, batches = find_run(source, batch)
     refuse_other_kind("run", folder / DOCTOR_FILE, PRESCRIPTION, "rename it")
     config = unflatten(state["config"])
     if cfg:
         config = load_settings(["-cfg", cfg]).with_default_batch_size().config
-    if config.TRAIN.OBJECTIVE not in TASKS or not config.task.has_targets:
-        raise ConfigError(
-            f"{folder}: the run learns features (TRAIN.OBJECTIVE), and its updates cannot be replayed without the teacher; "
-            "read the doctor's lines in the run's log.txt"
-        )
     config, scale = precision_of(config, state, half)
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)
-    prepare = build_preparation(config, build_normalize(config.DATA).to(device))
+    prepare = build_preparation(config, Normalize(config.DATA).to(device))
     loss = build_loss(config, state.get("class_weights"), device)
     for update in batches or [next_batch(config, state, folder)]:
         weights = merged(state["state_dict"], state["config"])
@@ -221,13 +215,16 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     text = prescribe(diagnosis, config, folder) if diagnosis.first or batches else ""
     if text:
         target = folder / DOCTOR_FILE
-        print(f"\n{text}\nwritten to {target}; to train with it: {command('main_single_gpu.py', '-cfg', target)}")
+        print(f"\n{text}\nwritten to {target}; to train with it: {command('train', '-cfg', target)}")
 
 
 def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
     """Find the run's folder, the checkpoint to replay with, and the saved batches (one per process), if any."""
+    from engine.record.saved_run import read_status  # local: a run that trains needs no other run's status
+
     path = Path(without_latest(source)).expanduser()
     folder = path if path.is_dir() else path.parent
+    refuse_old_run(folder, read_status(folder).get("about", {}).get("halfstep"))
     files = [batch] if batch else sorted(folder.glob("overflow-batch*.pth"))
     batches = [read_overflow(file) for file in files]
     # The weights at the overflow are newer than the last checkpoint.

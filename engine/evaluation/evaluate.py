@@ -10,7 +10,7 @@ from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import Scoring, sum_dtype
+from engine.evaluation.tally import MakeTally, sum_dtype
 from engine.precision import Precision
 from models.parts import statistics_of
 from utils.distributed import Process
@@ -39,7 +39,7 @@ def evaluate(
     data: EvalData,
     inference: Inference,
     bad_images: BadImages,
-    scoring: Scoring,
+    make_tally: MakeTally,
 ) -> list[Evaluation]:
     """Evaluate models in their training precision, all in one pass over the images. Collective."""
     precision, process, groups = inference.precision, inference.process, None
@@ -53,7 +53,7 @@ def evaluate(
         model.eval()
         # In training, each rank collects its own BatchNorm statistics. Checkpoints contain the statistics of rank 0.
         process.broadcast(statistics_of(model))
-    tallies = [scoring.tally(process.device, sum_dtype(process.device), data.num_samples) for _ in models]
+    tallies = [make_tally(process.device, sum_dtype(process.device), data.num_samples) for _ in models]
     input_dtype, indices = precision.input_dtype(models[0]), []
     # Batches are padded to this size, which is at least 1, because FSDP's all-gather needs every rank's forward pass.
     min_size = 1
@@ -67,8 +67,7 @@ def evaluate(
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
         min_size = len(pixels) if data.is_padded else 1  # a compiled model gets batches of one size only
         images = inference.normalize(pixels, input_dtype)
-        labels = batch.targets.to(process.device, non_blocking=True)[: batch.num_samples]
-        targets = scoring.targets_of(images, labels)
+        targets = batch.targets.to(process.device, non_blocking=True)[: batch.num_samples]
         for model, tally in zip(models, tallies, strict=True):
             with precision.autocast():
                 outputs = model(images)

@@ -155,10 +155,7 @@ class Best:
     def from_state(cls, state: Sequence[Any]) -> "Best":
         """Return the best evaluation in a checkpoint, as `state` writes it."""
         by_groups, rival = (*state[6:], None, None)[:2]
-        best = replace(cls(*state[:6]), by_groups=by_groups and ByGroups(*by_groups), rival=rival and Rival(*rival))
-        # Without an evaluation, halfstep 2.3 and older wrote epoch 0 and the value -1, which some metrics can have.
-        is_none = (best.value, best.epoch, best.num_images) == (-1.0, 0, 0)
-        return cls() if is_none else best
+        return replace(cls(*state[:6]), by_groups=by_groups and ByGroups(*by_groups), rival=rival and Rival(*rival))
 
     def state(self) -> list[Any]:
         """Return plain values for a checkpoint, or to send to another process."""

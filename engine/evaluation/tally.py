@@ -1,11 +1,10 @@
 """What an evaluation needs of a task: who adds up the results of batches."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.evaluation.scores import Scores
 from utils.distributed import Process
@@ -24,12 +23,8 @@ class Tally(Protocol):
         """Return the scores over the images of all processes. This waits for the device."""
 
 
-class Scoring(NamedTuple):
-    """What the outputs of a model are compared with, and who adds up the results."""
-
-    # Returns a Tally for a device, the type of its sums, and the number of images that all processes together will add.
-    tally: Callable[[torch.device, torch.dtype, int], Tally]
-    targets_of: Callable[[Tensor, Tensor], Any] = lambda images, labels: labels  # the targets of images with labels
+# Returns a Tally for a device, the type of its sums, and the number of images that all processes together will add.
+MakeTally = Callable[[torch.device, torch.dtype, int], Tally]
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

@@ -70,7 +70,7 @@ def staged(target: Path) -> Iterator[Path]:
             yield folder / target.name
             for path in folder.rglob("*"):
                 sync_folder(path)
-            for path in sorted(folder.iterdir(), key=lambda each: each.name == target.name):
+            for path in sorted(folder.iterdir(), key=lambda path_there: path_there.name == target.name):
                 place = target.with_name(path.name)
                 if not path.is_dir():
                     refuse_special(place)

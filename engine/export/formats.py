@@ -99,11 +99,6 @@ def export(subject: Subject, name: str, target: Path, change: Callable[[Path], s
     `change`: changes the checked file, and returns how.
     """
     chosen = FORMATS[name]
-    if subject.config.DATA.sequences and chosen.suffix:
-        raise ConfigError(
-            f"-to {name}: {subject.config.MODEL.NAME} takes {subject.config.DATA.sequences}. timm reads "
-            "each size from the data, which an exported graph cannot; use -to hf or .safetensors"
-        )
     check_target(name, chosen.suffix, target)
     with staged(target) as path:
         with naming_untraceable(name, subject):

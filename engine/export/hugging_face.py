@@ -44,11 +44,6 @@ def timm_config(subject: Subject) -> dict[str, Any]:
     if settings.TYPE == "vit":
         architecture = f"vit_{USUAL.get(settings.EMBED_DIM, ['base'])[0]}_patch16_224"
         arguments |= architecture_of(settings)
-    if data.sequences:
-        from models.native_aspect import arguments_of
-
-        architecture, arguments = arguments_of(subject.config)
-        has_fixed_size = False
     if data.IMAGE_CHANNELS != 3:
         arguments["in_chans"] = data.IMAGE_CHANNELS  # timm also takes it from input_size, but transformers does not
     # timm does not know the settings of native pixels.

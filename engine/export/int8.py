@@ -195,9 +195,9 @@ class Quantizer:
         judge = judge_classes if self.subject.config.task.has_classes else judge_numbers
         judgement = judge(task, truths, *answers)
         lines = [
-            f"{name}: {accuracy}, {format_bytes(path.stat().st_size)}, {len(truths) / each:.1f} images/s"
+            f"{name}: {accuracy}, {format_bytes(path.stat().st_size)}, {len(truths) / duration:.1f} images/s"
             + (f", {np.mean(fit):.1%} fit the validation images" if fit else "")
-            for (name, path), accuracy, each, fit in zip(
+            for (name, path), accuracy, duration, fit in zip(
                 files.items(), judgement.accuracies, seconds, fits, strict=True
             )
         ]

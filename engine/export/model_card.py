@@ -84,22 +84,17 @@ def model_card(subject: Subject) -> str:
     header = {"library_name": "timm", "pipeline_tag": "image-classification"}
     header |= {"base_model": base} if base else {}
     header |= {"model-index": [model_index(subject, score)]} if score else {}
-    code, more = CODE_FOR_TIMM, USE_IN_TRANSFORMERS
-    if subject.config.DATA.sequences:
-        from models.native_aspect import code_for_timm
-
-        code, more = code_for_timm(subject.config), ""
     prepare, reads = subject.pixels.for_card()
     noun = subject.config.task.noun
     names = "class names" if subject.config.task.has_classes else f"names of the {plural(noun)}"
-    use = USE.format(meaning=meaning(subject), names=names, prepare=prepare, code=code, reads=reads)
+    use = USE.format(meaning=meaning(subject), names=names, prepare=prepare, code=CODE_FOR_TIMM, reads=reads)
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
         f"# {shown(subject.config.MODEL.NAME)}",
         "Trained with halfstep.",
         "\n".join(["## Figures", "", *figures(score, num_images, subject.config.DATA.FOLDS)]),
         "\n".join(["## Training", "", *training(subject, known, num_images)]),
-        use + more,
+        use + USE_IN_TRANSFORMERS,
     ]
     return "\n\n".join(parts)
 

@@ -16,7 +16,7 @@ from torch.export import Dim
 
 from configs.schema import Config, Data
 from configs.tables import import_named
-from datasets import build_normalize
+from datasets import Normalize
 from datasets.pixels import pillow_resizes_height_first, pixels_of
 from datasets.pixels.decode import open_image, to_array
 from datasets.transforms.crop import EvalTransform
@@ -43,7 +43,6 @@ def refuse_unsupported(data: Data) -> None:
         f"DATA.INTERPOLATION {data.INTERPOLATION}": data.INTERPOLATION not in RESIZE_KERNELS,
         "DATA.CROP_MODE border": data.CROP_MODE == "border",
         f"DATA.CROP_PCT {data.CROP_PCT:g} (above 1)": data.CROP_PCT > 1,
-        data.sequences: bool(data.sequences),
     }
     if reasons := [name for name, applies in unsupported.items() if applies]:
         raise ConfigError(
@@ -145,11 +144,11 @@ class Photo(nn.Module):
     # --- photos that check a graph ---
 
     def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the pixels that predict.py would read, and the photo, of drawn photos."""
+        """Yield the pixels that halfstep predict would read, and the photo, of drawn photos."""
         return ((to_array(Image.fromarray(photo), self.pixels), photo) for photo in drawn_photos())
 
     def photo_at(self, images: ImageSet, index: int, pixels: np.ndarray) -> np.ndarray:
-        """Return an image of a set as a photo. `pixels`: what predict.py reads."""
+        """Return an image of a set as a photo. `pixels`: what halfstep predict reads."""
         with open_image(images.file(index)[1], self.pixels) as image:
             return read_photo(image, self.pixels.applies_exif)
 
@@ -201,7 +200,7 @@ class PhotoClassifier(nn.Module):
     def __init__(self, model: nn.Module, config: Config, prepare: Photo, known: Callable[[], Tensor] | None):
         """`model`: a model that divides its logits by the temperature. `known`: returns the score of its last batch."""
         super().__init__()
-        self.prepare, self.normalize, self.model = prepare, build_normalize(config.DATA), model
+        self.prepare, self.normalize, self.model = prepare, Normalize(config.DATA), model
         self.probabilities, self.known = find_task(config).probabilities, known
 
     def forward(self, photo: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -220,7 +219,7 @@ def photo_of(config: Config) -> type[Photo]:
 # Height and width of drawn photos
 SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
 MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
-SHARE = 0.95  # the share of right answers above the threshold, as with `predict.py -unknown 0.95`
+SHARE = 0.95  # the share of right answers above the threshold, as with `halfstep predict -unknown 0.95`
 MOST_PHOTOS = 2000  # maximum number of validation images to compare
 
 
@@ -285,10 +284,10 @@ class PhotoSubject(Subject):
     @property
     def example(self) -> Tensor:
         photos = (photo for _, photo in self.preparation.drawn())
-        return torch.from_numpy(max(photos, key=lambda each: min(each.shape[:2])))
+        return torch.from_numpy(max(photos, key=lambda pixels: min(pixels.shape[:2])))
 
     def _prepared(self, pixels: np.ndarray) -> Tensor:
-        """Return an image, uint8 [H, W, C], as scripts/predict.py prepares it."""
+        """Return an image, uint8 [H, W, C], as halfstep predict prepares it."""
         image = torch.empty(self.data["input_size"], dtype=self.pixels.dtype_in_batch)
         self.preparation.transform(pixels, image)
         return self.graph.normalize(image[None])
@@ -321,7 +320,7 @@ class PhotoSubject(Subject):
         return result
 
     def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray, photo: np.ndarray) -> Difference:
-        """Compare the graph's results for a photo with the original's for the pixels that predict.py reads."""
+        """Compare the graph's results for a photo with the original's for the pixels that halfstep predict reads."""
         expected, results = self.graph.answer(self._prepared(pixels)), run(torch.from_numpy(photo))
         is_other_sign = False
         if self.known:

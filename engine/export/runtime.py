@@ -1,4 +1,4 @@
-"""Classifies images with a graph that scripts/export.py wrote (.onnx), computed by onnxruntime."""
+"""Classifies images with a graph that halfstep export wrote (.onnx), computed by onnxruntime."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from configs.schema import Config
 from datasets.order import Piece
 from datasets.passes import read_each
-from datasets.pixels import pixels_of
 from datasets.sources.images import FileImages
-from datasets.squares import Squares
 from datasets.types import Batch, ImageReadError
 from engine.open_model import config_of
 from engine.predict.classifier import Classifier
@@ -25,7 +23,7 @@ from utils.errors import ConfigError, cause_of, naming_damage, needing
 from utils.torch_internals import import_timm
 
 ENDING = ".onnx"
-NEEDED = ("class_names", "data", "probabilities")  # metadata that scripts/export.py writes
+NEEDED = ("class_names", "data", "probabilities")  # metadata that halfstep export writes
 FIXED = ("-cfg", "-opts", "-image_size", "-amp")  # flags that would change the graph
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 READ_AHEAD = 2  # photos
@@ -51,7 +49,7 @@ class Graph(nn.Module):
         texts = self.session.get_modelmeta().custom_metadata_map
         if missing := [key for key in NEEDED if key not in texts]:
             raise ConfigError(
-                f"{path}: its metadata lacks {', '.join(missing)}; only files of scripts/export.py say what their inputs "
+                f"{path}: its metadata lacks {', '.join(missing)}; only files of halfstep export say what their inputs "
                 "and outputs mean"
             )
         with naming_damage(path):
@@ -98,13 +96,6 @@ def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     )
 
 
-class RawPhotos(Squares):
-    """Batches of decoded photos, which the graph scales itself."""
-
-    def pictures(self, pixels: Tensor) -> Sequence[np.ndarray]:
-        return [self.pixels.shown(each) for each in pixels.permute(0, 2, 3, 1).cpu().numpy()]
-
-
 class PhotoPredictor(Predictor):
     """A predictor that hands whole photos to the graph, one at a time."""
 
@@ -112,7 +103,9 @@ class PhotoPredictor(Predictor):
         if flip:
             raise ConfigError(f"-flip: the graph in {classifier.source} prepares the photo itself; leave -flip out")
         super().__init__(classifier, process, flip, say)
-        self.batching = RawPhotos(pixels_of(classifier.config.DATA))
+
+    def pictures(self, images: Tensor) -> Sequence[np.ndarray]:
+        return [self.pixels.shown(photo) for photo in images.permute(0, 2, 3, 1).cpu().numpy()]
 
     def _probabilities(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs = self.inference.outputs(self.model, pixels, self.classifier.source)

@@ -15,11 +15,11 @@ from datasets.pixels import Pixels, pixels_of
 from engine.export.files import WrongExport
 from engine.open_model import SavedModel
 from models.units import InUnits, Scale
-from models.weights.record import CALIBRATION, KNOWN, preprocessing_of
+from models.weights.record import CALIBRATION, KNOWN, VERSION_KEY, preprocessing_of
 from utils.errors import ConfigError
 
-KEPT = ("arch", "epoch", "halfstep_version", "exif", CALIBRATION)  # parts of the record that a graph file keeps
-NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}
+KEPT = ("arch", "epoch", VERSION_KEY, "exif", CALIBRATION)  # parts of the record that a graph file keeps
+NO_FEATURES = {"reason": "only a graph of halfstep export -photo has them"}
 BOUND = 1e-4  # the largest difference allowed, times max(1, largest logit); reordered float32 sums differ by less
 BATCHES = (1, 8)
 

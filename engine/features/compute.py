@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from datasets import BadImages, EvalData, ImageSet, build_eval_data
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import Scoring, joined
+from engine.evaluation.tally import joined
 from engine.features.linear import MOST_PRODUCTS
 from engine.plan import TrainPlan
 from engine.train.trainer import Trainer
@@ -132,10 +132,9 @@ def features_of_images(
     data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
     bad_images = BadImages(images, max_fraction=1.0, say=note)
     with tapped(trainer) as tap:
-        scoring = Scoring(lambda *arguments: Gathered(tap))
-        (evaluation,) = evaluate([trainer.model], data, trainer.inference, bad_images, scoring)
-    evaluation = evaluation.images.of_all(evaluation.images.indices, trainer.process)
-    return evaluation._replace(indices=drawn.astype(np.int64)[evaluation.indices])
+        (evaluation,) = evaluate([trainer.model], data, trainer.inference, bad_images, lambda *sizes: Gathered(tap))
+    features = evaluation.images.of_all(evaluation.images.indices, trainer.process)
+    return features._replace(indices=drawn.astype(np.int64)[features.indices])
 
 
 def has_zero_classifier(trainer: Trainer) -> bool:

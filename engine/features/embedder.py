@@ -25,7 +25,7 @@ from engine.predict.classifier import Classifier
 from engine.predict.output import THUMBNAIL
 from engine.predict.pictures import fitted
 from engine.predict.predictor import FEW
-from models.features import features_of, widths_of
+from models.features import features_of, width_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import shown
@@ -42,7 +42,7 @@ class Photos(Sequence):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> str:
-        """Return the path of a photo as scripts/predict.py prints it."""
+        """Return the path of a photo as halfstep predict prints it."""
         return os.path.normpath(os.path.join(self.folder, self.paths[index]))
 
     def for_model(self, pixels: Pixels, report: Callable[[str], None]) -> "Photos":
@@ -97,14 +97,9 @@ class Embedder:
         self.process = Process.alone(device)
         self.trained, self.say, self.config = trained, say, trained.config
         data = self.config.DATA
-        if data.sequences:
-            raise ConfigError(
-                f"{trained.source}: the model takes {data.sequences}, which is not supported here; name a model that takes "
-                "square images"
-            )
         self.pixels, self.batch_size = pixels_of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:
-            self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
+            self.width = width_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE)
         except ConfigError as error:
             raise ConfigError(f"{trained.source}: {error}") from None
         self.inference = PlacingInference.of(self.config, self.process)
@@ -149,8 +144,8 @@ class Embedder:
         """Return the features, the logits, and how well the images fit the validation images."""
 
         def compute(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-            features = features_of(model, images, self.num_logits > 0)
-            return features.pooled, features.pooled[:, :0] if features.logits is None else features.logits
+            features, logits = features_of(model, images, self.num_logits > 0)
+            return features, features[:, :0] if logits is None else logits
 
         inputs = self.inference.inputs(self.model, pixels)
         features, logits = self.inference.outputs(self.model, inputs, self.trained.source, compute)

@@ -1,4 +1,4 @@
-"""The .npz and parquet files that scripts/embed.py writes: the features of photos, with their paths and sizes."""
+"""The .npz and parquet files that halfstep embed writes: the features of photos, with their paths and sizes."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.features.embedder import Photos, Table
 from utils import VERSION
+from utils.commands import pip
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import Kind, refuse_other_kind, replacing
 
@@ -16,8 +17,8 @@ FORMAT = 1  # version of the files
 KEY = "halfstep"  # the array of an .npz file, and the entry in the metadata of a parquet file, that has the record
 NPZ, PARQUET = ".npz", ".parquet"
 KINDS = {
-    NPZ: Kind("an .npz file of scripts/embed.py", (b"PK\x03\x04",), f"{KEY}.npy".encode()),
-    PARQUET: Kind("a parquet file of scripts/embed.py", (b"PAR1",), KEY.encode()),
+    NPZ: Kind("an .npz file of halfstep embed", (b"PK\x03\x04",), f"{KEY}.npy".encode()),
+    PARQUET: Kind("a parquet file of halfstep embed", (b"PAR1",), KEY.encode()),
 }
 
 
@@ -31,7 +32,8 @@ def check_output(path: Path) -> None:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
             raise ConfigError(
-                f"-output: a parquet file needs pyarrow ({error}); pip install pyarrow, or name a file that ends in {NPZ}"
+                f"-output: a parquet file needs pyarrow ({error}); {pip('install')} pyarrow, or name a file that "
+                f"ends in {NPZ}"
             ) from None
     refuse_other_kind("-output", path, kind)
 

@@ -8,7 +8,7 @@ from torch import nn
 from datasets import BadImages, EvalData
 from engine.evaluate_weights import evaluate_both, note_start
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import Scoring
+from engine.evaluation.tally import MakeTally
 from engine.features.compute import (
     MOST_IMAGES,
     Gathered,
@@ -71,7 +71,7 @@ def keep_start(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_imag
         trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
         judged.append(val)
     if text := trainer.process.first(lambda: describe_doubts(judged, plan.num_classes)):
-        saves.log.say(f"labels: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
+        saves.log.say(f"labels: {text}; after the run: {command('labels', saves.folder)}")
     if scores:
         model = "classifier" if plan.config.task.has_classes else "model"
         note_start(saves, scores, seconds, f", by a linear {model} of the pretrained features")
@@ -85,8 +85,8 @@ def score_start(saves: Saves, eval_data: EvalData, bad_images: BadImages) -> tup
     """
     plan, trainer = saves.plan, saves.trainer
 
-    def also_gathering(scoring: Scoring) -> Scoring:
-        return scoring._replace(tally=lambda *arguments: TwoTallies(scoring.tally(*arguments), gathered))
+    def also_gathering(make_tally: MakeTally) -> MakeTally:
+        return lambda *sizes: TwoTallies(make_tally(*sizes), gathered)
 
     with tapped(trainer) as tap:
         gathered = Gathered(tap) if len(plan.eval_set) <= MOST_IMAGES else None

@@ -43,8 +43,7 @@ class Folds:
         checkpoints = [train_without(fold, self.session, plan, self.stop, self.train) for fold in numbers]
         process, suffix = trainer.process, "_ema" if trainer.ema else ""
         model = trainer.ema.model if trainer.ema else trainer.model
-        scoring = trainer.task.scoring(trainer)
-        of_all = scoring.tally(process.device, sum_dtype(process.device), len(plan.eval_set))
+        of_all = trainer.task.tally(process.device, sum_dtype(process.device), len(plan.eval_set))
         predictions = Predictions(plan, trainer, model, of_all, self.session)
         with restored(model, trainer):
             for fold, checkpoint in enumerate(checkpoints):

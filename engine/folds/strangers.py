@@ -61,7 +61,7 @@ def features_of(
     model: nn.Module, images: ImageSet, trainer: Trainer, tally: CountingTally, bad_images: BadImages
 ) -> TappedFeatures | None:
     """Evaluate a model with this tally. Return the features of at most 1,000 images, evenly spaced. Collective."""
-    with contextlib.closing(Tap(model, KnownScore.middle_of)) as tap:
+    with contextlib.closing(Tap(model)) as tap:
         predict(model, images, trainer, FeatureTally(tap, tally, len(images)), bad_images)
     return gather_features(tally, trainer.process)
 
@@ -75,5 +75,4 @@ def learned_features(model: nn.Module, images: ImageSet, trainer: Trainer) -> Ta
 def predict(model: nn.Module, images: ImageSet, trainer: Trainer, tally: Tally, bad_images: BadImages) -> None:
     """Evaluate a model on these images with this tally. Collective."""
     data = build_eval_data(trainer.config, images, trainer.process)
-    scoring = trainer.task.scoring(trainer)._replace(tally=lambda *sizes: tally)
-    evaluate([model], data, trainer.inference, bad_images, scoring)
+    evaluate([model], data, trainer.inference, bad_images, lambda *sizes: tally)

@@ -76,12 +76,12 @@ class Source:
         words = (*words, *(["-data_path", str(self.data_path)] if self.data_path else []), *self.flags)
         if self.weights:
             words = (*words, "-dataset", self.config.DATA.DATASET)
-        return command("scripts/labels.py", self.name, *words)
+        return command("labels", self.name, *words)
 
     @property
     def by_folds(self) -> str:
         """Return the command that repeats the first run with -folds, so that all images are judged."""
-        return command("main_single_gpu.py", "-cfg", self.folder / "config.yaml", "-folds", 5)
+        return command("train", "-cfg", self.folder / "config.yaml", "-folds", 5)
 
     def data(self) -> "DataSet":
         """Return the images, divided as by the first run."""

@@ -130,7 +130,7 @@ def _say_what_was_judged(
     elif source.num_missing:
         say(
             f"{rest:,} images were not judged, because {counted(source.num_missing, 'trial')} of the sweep is not done; "
-            f"continue it: {command('scripts/sweep.py', '-output', source.folder)}"
+            f"continue it: {command('sweep', '-output', source.folder)}"
         )
     elif rest and not source.folds:
         line = f"{counted(len(data.train), 'training image')} were not judged, because the run was trained on them"

@@ -132,4 +132,4 @@ def command_to_train(words: Sequence[str], before: Config, lists: Config) -> str
     old, new = flatten(before), flatten(lists)
     options = [f"{key}={to_text(new[key])}" for key in new if new[key] != old[key] and key not in BY_FLAG]
     words = [*words, "-dataset", "csv", "-data_path", lists.DATA.DATA_PATH]
-    return command("main_single_gpu.py", *words, "-opts", *options)
+    return command("train", *words, "-opts", *options)

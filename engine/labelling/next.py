@@ -19,10 +19,10 @@ from utils.files import Kind, refuse_other_kind
 
 TABLE, SHEET = "next.csv", "next.png"
 COLUMNS = ("image", "order", "guess", "probability", "reason")
-KIND = Kind("a table of scripts/labels.py -next", (b"\xef\xbb\xbfimage,order,",))
+KIND = Kind("a table of halfstep labels -next", (b"\xef\xbb\xbfimage,order,",))
 LEFT_OUT, LEFT_OUT_COLUMNS = "left_out.csv", ("image", "same_as", "reason")
 LABELLED, COPY = "labelled already", "a copy of another photo"
-LEFT_OUT_KIND = Kind("a table of scripts/labels.py -next", (b"\xef\xbb\xbfimage,same_as,",))
+LEFT_OUT_KIND = Kind("a table of halfstep labels -next", (b"\xef\xbb\xbfimage,same_as,",))
 # Without a classifier, k-means divides all photos into N clusters and chooses the photo nearest to each centre. With a
 # classifier, each chosen photo stands for the uncertain photos that are similar to it. BENCHMARKS.md, "Photos to label next",
 # compares this with other methods. Rejected: k-means with a classifier, which was worse than random photos on emoji from

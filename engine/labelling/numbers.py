@@ -158,7 +158,7 @@ def _of_runs(source: Source, say: Callable[[str], None]) -> tuple[DataSet, np.nd
     if features is None and not is_predicted.any():
         raise ConfigError(
             f"{source.runs[0].folder}: this run kept neither features nor predictions of its images; judge the numbers "
-            "by pretrained weights: python scripts/labels.py WEIGHTS -dataset csv -data_path ... -opts "
+            "by pretrained weights: halfstep labels WEIGHTS -dataset csv -data_path ... -opts "
             f"TRAIN.OBJECTIVE={data.config.TRAIN.OBJECTIVE} DATA.COLUMNS=[...]"
         )
     if is_predicted.any() and not is_predicted.all() and data.is_divided and not source.folds:

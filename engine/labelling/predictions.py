@@ -59,8 +59,7 @@ def numbered(rows: list[dict[str, str]], run: SavedRun, data: DataSet) -> Iterat
         numbers = numbers_of.get(row["image"])
         if not numbers:
             raise DataError(
-                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path, or "
-                "train again if halfstep 1.0 trained the run"
+                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path"
             )
         # A list can name an image twice.
         yield numbers.pop(0) if len(numbers) > 1 else numbers[0], row

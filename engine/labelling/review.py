@@ -181,7 +181,7 @@ def _rows(table: Path) -> dict[int, dict[str, str]]:
         raise ConfigError(f"{table}: this table cannot be read ({error}); save it as CSV in UTF-8") from None
     names = [name.strip().lower() for name in header]
     if not {*NEEDED} <= {*names}:
-        raise ConfigError(f"{table}: not a table of scripts/labels.py, which has the columns {', '.join(COLUMNS)}")
+        raise ConfigError(f"{table}: not a table of halfstep labels, which has the columns {', '.join(COLUMNS)}")
     return {
         number: dict(zip(names, [*row, *[""] * len(names)], strict=False))
         for number, row in enumerate(rows, start=2)

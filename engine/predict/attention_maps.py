@@ -38,11 +38,6 @@ class Maps(NamedTuple):
         Call this before any transform changes the model.
         """
         data = classifier.config.DATA
-        if data.sequences:
-            raise ConfigError(
-                f"-attention: {classifier.config.MODEL.NAME} takes {data.sequences}, for "
-                "which there are no maps; leave -attention out"
-            )
         if classifier.runtime:
             raise ConfigError(f"-attention: {classifier.source} is an exported graph; name the run that it came from")
         model = copy.deepcopy(classifier.model).float().to(device)
@@ -172,7 +167,7 @@ class GradientMaps:
             grid = maps._as_grid(outputs[0]) if outputs else None
             if grid is not None and (side := min(grid.shape[1:3])) > 1:
                 maps_of_stages.append((side, maps))
-        return max(reversed(maps_of_stages), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
+        return max(reversed(maps_of_stages), key=lambda stage: min(stage[0], FINE_ENOUGH), default=(0, None))[1]
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return [B, rows, columns]: the evidence (at least 0) at each position for the class of the image."""

@@ -18,6 +18,7 @@ from models.weights.files import find_file, read_record, read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights, pretrained_cfg
 from models.weights.record import CALIBRATION, preprocessing_of
+from utils.commands import page
 from utils.errors import ConfigError
 from utils.text import counted
 
@@ -86,7 +87,8 @@ def load_classifier(
     ending = path.suffix if path is not None else ""
     if ending == ".pt2" or ending == ".onnx" and not load_graph:
         raise ConfigError(
-            f"{path}: this exported graph cannot be used here; use the run, a .safetensors file, or with predict.py .onnx"
+            f"{path}: this exported graph cannot be used here; use the run, a .safetensors file, or with "
+            "halfstep predict .onnx"
         )
     if ending == ".onnx":
         classifier = load_graph(path, flags, raw)
@@ -136,7 +138,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool,
     if not number and needs_classes:
         raise ConfigError(
             f"{source}: these weights have no classifier layer; fine-tune them on images with classes first "
-            "(docs/fine-tuning.md)"
+            f"({page('docs/fine-tuning.md')})"
         )
     if model is None or number != model.num_classes:
         model = build_model(config, number)

@@ -11,9 +11,9 @@ from utils.text import counted
 
 SHEET_ENDINGS = (".png", ".jpg", ".jpeg")
 MARK = "halfstep, scripts/predict.py"  # metadata that marks our pictures, so that no other picture is overwritten
-TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))
-DOCUMENT = Kind("a JSON file of scripts/predict.py", (b'{\n "model": {',))
-PICTURE = Kind("a picture of scripts/predict.py", (b"\x89PNG", b"\xff\xd8"), MARK.encode())
+TABLE = Kind("a table of halfstep predict", (b"\xef\xbb\xbfimage_path,",))
+DOCUMENT = Kind("a JSON file of halfstep predict", (b'{\n "model": {',))
+PICTURE = Kind("a picture of halfstep predict", (b"\x89PNG", b"\xff\xd8"), MARK.encode())
 PER_SHEET = 100
 
 

@@ -102,7 +102,7 @@ def other_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
     from matplotlib.font_manager import findSystemFonts
 
     fonts = []
-    for path in sorted(findSystemFonts(), key=lambda each: ("regular" not in each.lower(), each)):
+    for path in sorted(findSystemFonts(), key=lambda file: ("regular" not in file.lower(), file)):
         with contextlib.suppress(OSError):  # bitmap fonts exist only in fixed sizes
             fonts.append(ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC))
     # LastResort is Apple's font that draws a box for every letter.

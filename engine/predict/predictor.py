@@ -9,10 +9,8 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets import BadImages, build_eval_data
-from datasets.batching import batching_of
 from datasets.pixels import pixels_of
 from datasets.sources.images import FileImages, unlabelled_files
-from datasets.squares import Squares
 from datasets.types import Batch
 from engine.infer import PlacingInference
 from engine.predict.classifier import Classifier
@@ -43,12 +41,12 @@ class PredictedBatch(NamedTuple):
     inputs: Tensor  # float32 [B, channels, side, side] on the device, normalized
     guesses: list[list[Guess]] | list[list[Measure]]
     best: Tensor  # int64 [B], the most probable class
-    batching: Squares
+    show: Callable[[Tensor], Sequence[np.ndarray]]  # see Predictor.pictures
 
     @property
     def pictures(self) -> Sequence[np.ndarray]:
         """Return the images as arrays [H, W, C]."""
-        return self.batching.pictures(self.pixels)
+        return self.show(self.pixels)
 
 
 class Predictor:
@@ -66,7 +64,7 @@ class Predictor:
         config = classifier.config
         self.inference = PlacingInference.of(config, process)
         self.model = self.inference.place(classifier.model)
-        self.task, self.batching = find_task(config), batching_of(config.DATA)
+        self.task, self.pixels = find_task(config), pixels_of(config.DATA)
         self.temperature = torch.tensor(classifier.temperature or 1.0, device=process.device)
         self.known = self._watch_features()
 
@@ -90,7 +88,7 @@ class Predictor:
         config = self.classifier.config
         if len(paths) <= FEW:
             config = config.changed("DATA", NUM_WORKERS=0)
-        images = unlabelled_files(paths, pixels_of(config.DATA))
+        images = unlabelled_files(paths, self.pixels)
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         for batch in self.batches(config, images):
             bad_images.note(batch.bad)
@@ -103,15 +101,18 @@ class Predictor:
                 pictures = [None] * len(indices)
                 if draw:
                     inputs = self.inference.normalize(pixels, torch.float32)
-                    pictures = draw(
-                        PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1), self.batching)
-                    )
+                    best = probabilities.argmax(1)
+                    pictures = draw(PredictedBatch(indices, batch.images, inputs, guesses, best, self.pictures))
                 predicted = list(zip(indices, guesses, pictures, scores, strict=True))
             # All processes have the same number of batches. Their n-th batches together contain consecutive images.
             for index, guesses, picture, known in sorted(
                 self.process.join(predicted, Guess, Measure), key=lambda each: each[0]
             ):
                 yield Prediction(index, paths[index], guesses, picture, known)
+
+    def pictures(self, images: Tensor) -> Sequence[np.ndarray]:
+        """Return images of a batch as uint8 [H, W, 1 or 3]."""
+        return self.pixels.pictures(images)
 
     def batches(self, config: Config, images: FileImages) -> Iterable[Batch]:
         """Return the batches of this process. Each process has the same number of them."""
@@ -124,7 +125,7 @@ class Predictor:
         logits = self.inference.outputs(self.model, inputs, source)
         known = self.known() if self.known else None
         if self.flip:
-            mirrored = self.inference.outputs(self.model, self.inference.normalize.mirrored(inputs), source)
+            mirrored = self.inference.outputs(self.model, inputs.flip(-1), source)
             logits = (logits + mirrored) / 2
         logits = logits / self.temperature
         return self.task.probabilities(logits), known

@@ -55,8 +55,6 @@ class DataWaitAdvice(Callback):
             return f"try -num_workers {min(needed, most)} (now {count}; each process has {cores})"
         if data.CACHE == "none":
             size = data.IMAGE_SIZE
-            if data.sequences:
-                return "each core already has a worker; set DATA.CACHE=disk to cache decoded images"
             return (
                 f"each core already has a worker; set DATA.CACHE={2 * size} to cache decoded images, shrunk to twice "
                 f"IMAGE_SIZE {size}"

@@ -100,8 +100,7 @@ class EpochPrinter:
     def __init__(self, config: Config, has_ema: bool):
         self._has_ema = has_ema
         # The metric in the top-1 column is BEST_METRIC, or the task's own metric if that is the loss, which has a column.
-        always_there = next(name for name in config.task.metrics if not METRICS[name].setting)
-        self._metric = always_there if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
+        self._metric = config.task.metrics[0] if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_rows = 0
 
     def log_lines(self, row: Row, epoch: Epoch, num_epochs: int) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from configs.schema import Config
 from datasets import ImageSet
-from utils.commands import command, path_word
+from utils.commands import alias, command, path_word
 from utils.distributed import Process
 from utils.runs import weights_in
 from utils.text import align
@@ -21,16 +21,12 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
         longer["done"] = ["-epochs", 2 * config.TRAIN.NUM_EPOCHS]
     rows = _files(folder, "report.html")
     if state in ("done", "early stop") and (weights := weights_in(folder)):
-        photos = config.DATA.LABELLED_PATH or "YOUR_LABELLED_PHOTOS"
-        tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", photos, *["-amp"] * config.AMP)
-        has_answers = config.task.has_answers
-        rows += _use_of(weights, eval_set) if has_answers else [("fine-tune", command("main_single_gpu.py", *tune))]
-        if config.DATA.DATASET == "imagefolder" and has_answers:
+        rows += _use_of(weights, eval_set)
+        if config.DATA.DATASET == "imagefolder":
             from datasets.sources.folder import find_test_folders
 
             for test_folder in find_test_folders(eval_set):
-                test = ("-eval", "-pretrained", weights, "-data_path", test_folder)
-                rows.append(("test", command("main_single_gpu.py", *test)))
+                rows.append(("test", command("evaluate", weights, "-data_path", test_folder)))
     if state in longer and (folder / "last.pth").exists():
         rows += [("train longer" if longer[state] else "continue", resume_command(process, folder, longer[state]))]
     return _lines(rows)
@@ -53,21 +49,25 @@ def _files(folder: Path, name: str) -> list[tuple[str, str]]:
 
 def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
     target = weights.with_suffix(".safetensors")
-    rows = [("export", command("scripts/export.py", weights, "-output", target))] if target != weights else []
+    rows = [("export", command("export", weights, "-output", target))] if target != weights else []
     has_files = eval_set.root is not None and Path(image := eval_set.name(0)).is_file()
     if has_files and image.isprintable():  # so that users can copy the command
-        rows.insert(0, ("predict", command("scripts/predict.py", weights, Path(image))))
+        rows.insert(0, ("predict", command("predict", weights, Path(image))))
     return rows
 
 
 def resume_command(process: Process, folder: Path, words: list[str | int]) -> str:
     """Return the command that continues a run, with additional flags."""
     if process.world_size == 1:
-        return command("main_single_gpu.py", "-resume", folder, *words)
+        return command("resume", folder, *words)
     if process.local_size == process.world_size:
-        return command("main_multi_gpu.py", "-resume", folder, "-ngpus", process.world_size, *words)
+        return command("resume", folder, "-ngpus", process.world_size, *words)
     return f"the same command with {shlex.join(['-resume', path_word(folder), *map(str, words)])}"
 
 
 def _lines(rows: list[tuple[str, str]]) -> list[str]:
-    return ["next:", *align([(f"  {what}", how) for what, how in rows])] if rows else []
+    if not rows:
+        return []
+    if line := alias():
+        rows = [("type first", line), *rows]
+    return ["next:", *align([(f"  {what}", how) for what, how in rows])]

@@ -33,12 +33,12 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or {} if there is no file."""
     try:
-        found = json.loads(read_text(path)) if path.exists() else {}
+        content = json.loads(read_text(path)) if path.exists() else {}
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise ConfigError(f"{path}: damaged (not a JSON object); delete it to continue without its contents")
-    return found
+    return content
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def name_of_data(settings: dict[str, Any]) -> str:
 
 def best_of(epochs: Sequence[Mapping[str, Any]], metric: str, suffixes: Sequence[str] = SUFFIXES) -> Best:
     """Return the best evaluation in these rows of metrics.jsonl (the first in a tie), or Best() if there is none."""
-    found = []
+    evaluations = []
     for row, suffix in itertools.product(epochs, suffixes):
         value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
         if value is not None and row["epoch"] >= 0:
-            found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
-    return max(found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
+            evaluations.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
+    return max(evaluations, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())

@@ -12,7 +12,7 @@ import yaml
 
 from configs.schema import Arguments
 from configs.tables import METRICS
-from configs.values import BEFORE_ITS_TIME, OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
+from configs.values import OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import Best, ByGroups, Rival
 from engine.record.saved_files import (
@@ -27,7 +27,7 @@ from engine.record.saved_files import (
     to_number,
 )
 from utils.errors import ConfigError
-from utils.runs import folder_of, is_locked
+from utils.runs import folder_of, is_locked, refuse_old_run
 from utils.text import printable, redacted
 
 # The keys of status.json that halfstep reads, grouped by type. Values of other types, and negative counts, are ignored.
@@ -77,10 +77,11 @@ class SavedRun:
             inside = [each.parent.name for each in sorted(folder.glob("*/config.yaml"))]
             near = f"; give one of the runs inside it: {', '.join(inside[:5])}" if inside else ""
             raise ConfigError(f"{folder} is not the folder of a run, because it has no config.yaml{near}")
+        status = read_status(folder)
+        refuse_old_run(folder, status.get("about", {}).get("halfstep"))
         settings, origins = read_settings(folder / "config.yaml")
         rows = read_rows(folder / "metrics.jsonl")
         epochs = [row for row in rows if row["epoch"] >= 0]
-        status = read_status(folder)
         if status.get("kind") == "eval":
             raise ConfigError(
                 f"{folder}: this is an evaluation (-eval), which has no epochs; give the folder of a training run"
@@ -110,8 +111,8 @@ class SavedRun:
 
         The median ignores the first epoch, which is slow, and single disturbed epochs.
         """
-        found = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
-        return statistics.median(found) if found else None
+        speeds = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
+        return statistics.median(speeds) if speeds else None
 
     @property
     def memory(self) -> float | None:
@@ -121,7 +122,7 @@ class SavedRun:
     @property
     def planned_epochs(self) -> int:
         """Return the number of epochs from the settings, or the number that a budget has chosen."""
-        chosen = self.status.get("total_epochs") if self.settings.get("TRAIN.BUDGET") else None
+        chosen = self.status.get("total_epochs") if self.settings["TRAIN.BUDGET"] else None
         return chosen or self.settings["TRAIN.NUM_EPOCHS"]
 
     @property
@@ -151,8 +152,8 @@ class SavedRun:
     @property
     def metric(self) -> str:
         """Return the metric that decides which epoch is best."""
-        found = self.settings["TRAIN.BEST_METRIC"]
-        return found if found in METRICS else "top1"  # the file may have been edited by hand
+        name = self.settings["TRAIN.BEST_METRIC"]
+        return name if name in METRICS else "top1"  # the file may have been edited by hand
 
     @cached_property
     def suffixes(self) -> Sequence[str]:
@@ -167,23 +168,21 @@ class SavedRun:
         """
         saved = self.status.get("best", {})
         number, rows = saved.get("epoch"), self.epochs
-        # Before halfstep 2.3, status.json did not name the weights, which were the better ones of the epoch.
-        named = {"raw": ("",), "ema": ("_ema",)}
-        suffixes = named.get(saved.get("weights"), SUFFIXES)
+        suffixes = {"raw": ("",), "ema": ("_ema",)}.get(saved.get("weights"), SUFFIXES)
         on_disk = best_of([row for row in rows if row["epoch"] + 1 == number], self.metric, suffixes)
         if on_disk.exists and "highest" in saved:
             on_disk = replace(on_disk, rival=Rival.of(saved["highest"]))
         if number == 0 and self.before:
             on_disk = replace(best_of([self.before | {"epoch": 0}], self.metric), epoch=0)
-        found = on_disk if on_disk.exists else best_of(self.epochs, self.metric)
+        best = on_disk if on_disk.exists else best_of(self.epochs, self.metric)
         # Unreadable images are not scored. results.json counts the scored images, and status.json all images.
         results = read_object(self.folder / "results.json")
         scored, groups, interval = (results.get(key) for key in ("num_images", "num_groups", "interval"))
         num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
         by_groups = None
-        if isinstance(groups, int) and results.get("epoch") == found.epoch:
+        if isinstance(groups, int) and results.get("epoch") == best.epoch:
             by_groups = ByGroups(groups, *(interval if isinstance(interval, list) else ()))
-        return replace(found, num_images=num_images if found.exists else 0, by_groups=by_groups)
+        return replace(best, num_images=num_images if best.exists else 0, by_groups=by_groups)
 
     @property
     def seconds(self) -> float | None:
@@ -210,7 +209,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"{error}; restore the file as the run wrote it") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: has no settings; restore the file as the run wrote it")
-    values = {key: plain(setting.default) for key, setting in SETTINGS.items()} | BEFORE_ITS_TIME
+    values = {key: plain(setting.default) for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(values, "default")
     lines = source.split("\n")
     for key, node in _leaves(root):

@@ -46,7 +46,7 @@ def time_of(row: dict[str, Any]) -> str:
     time = format_duration(row["seconds"])
     if row["exceeds_budget"]:
         return f"{time} (over the budget)"
-    return f"{time} (shortened by the budget)" if row.get("is_shortened") else time  # an older record has no such key
+    return f"{time} (shortened by the budget)" if row["is_shortened"] else time
 
 
 def section_of(record: Record) -> dict[str, Any]:

@@ -123,7 +123,6 @@ class BestResults(Callback):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer
         self._files, self._draws = ResultFiles(folder, image_set, log, config.DATA), config.REPORT
         self._calibrated: ClassResults | None = None  # the best results with calibrated probabilities
-        self._has_answers = config.task.has_answers  # without answers, images have no results
         # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
         self._held: dict[Best, ClassResults] = {}
         self._saved_calibration: tuple[Best, dict[str, Any]] | None = None  # the one in best.pth, and its epoch
@@ -160,11 +159,7 @@ class BestResults(Callback):
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
-        if (
-            not (best.exists and self._has_answers)
-            or best in self._held
-            or self._has_written(self._draws, with_rates=True)
-        ):
+        if not best.exists or best in self._held or self._has_written(self._draws, with_rates=True):
             return False
         from engine.checkpoint.find import read_checkpoint
 

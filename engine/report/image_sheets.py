@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from configs.schema import Config, Data
-from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
+from datasets import Batch, ImageSet, Mixed, Normalize, build_preparation
 from datasets.pixels import pixels_of
 from datasets.transforms.crop import EvalTransform
 from datasets.types import ImageReadError
@@ -32,7 +32,7 @@ FRAME = (255, 128, 0)  # the colour of the frame around the part of an image tha
 
 
 def calibrated(results: ClassResults, temperature: float | list[float] | None, process: Process) -> ClassResults:
-    """Return the results with the probabilities that predict.py prints. Collective."""
+    """Return the results with the probabilities that halfstep predict prints. Collective."""
     if not temperature or results.local.scores is None:
         return results
     return results.local.scaled(torch.tensor(temperature)).gather(process)
@@ -52,7 +52,7 @@ def draw_correct(results: ClassResults, image_set: ImageSet, data: Data) -> Imag
 
 def draw_sheet(rows: Sequence[tuple[int, list[str]]], image_set: ImageSet, data: Data, title: str) -> Image.Image:
     """Return a sheet of images: (index, caption). Only these images are read, and equal ones are shown once."""
-    seen = None if data.sequences else EvalTransform(data).seen
+    seen = EvalTransform(data).seen
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
         pixels = [*pool.map(functools.partial(small_copy, image_set, seen), [index for index, _ in rows])]
     equal: dict[object, list[Tile]] = {}
@@ -66,17 +66,17 @@ def draw_sheet(rows: Sequence[tuple[int, list[str]]], image_set: ImageSet, data:
     return contact_sheet(tiles, side=SIDE, title=title)
 
 
-def small_copy(image_set: ImageSet, seen: Callable[[int, int], tuple] | None, index: int) -> np.ndarray | None:
+def small_copy(image_set: ImageSet, seen: Callable[[int, int], tuple], index: int) -> np.ndarray | None:
     """Return a small copy of the image, or None if it cannot be read. 36 large photos would take a gigabyte.
 
-    `seen`: the part of an image of this height and width that the model sees, which gets a frame; None: all of it.
+    `seen`: the part of an image of this height and width that the model sees, which gets a frame.
     """
     try:
         image = image_set.pixels.shown(image_set.read(index))
     except (ImageReadError, UserError):
         return None
     small = fitted(image, SIDE)
-    if seen and (part := seen(*image.shape[:2])) != (0, 0, 1, 1):
+    if (part := seen(*image.shape[:2])) != (0, 0, 1, 1):
         sides = (*small.size, *small.size)
         left, top, right, bottom = (round(share * side) for share, side in zip(part, sides, strict=True))
         ImageDraw.Draw(small).rectangle((left, top, right - 1, bottom - 1), outline=FRAME, width=2)
@@ -185,6 +185,6 @@ class TrainBatch(Callback):
 def prepared(config: Config, batch: Batch) -> tuple[Sequence[Tensor], Tensor | Mixed]:
     """Return a training batch as the model gets it: images as uint8 [C, H, W] on the host, and targets."""
     batch = batch._replace(images=batch.images.cpu(), targets=batch.targets.cpu())
-    normalize = build_normalize(config.DATA, torch.float32)
+    normalize = Normalize(config.DATA)
     images, targets = build_preparation(config, normalize)(batch)
     return normalize.pixels(images), targets

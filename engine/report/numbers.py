@@ -14,7 +14,6 @@ from engine.report.chart import Series, chart
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import ENDS, PREDICTED, Errors
 from engine.tasks.numbers import PER_OUTPUT, PER_OUTPUT_KEY
-from utils.commands import as_typed
 from utils.text import counted
 
 OF_MEAN = "_of_mean"  # the end of the names of the errors of always predicting the training mean
@@ -46,7 +45,7 @@ def number_section(run: SavedRun, errors: Errors) -> dict[str, Any] | None:
             images += f" of {counted(groups, 'group')}"
         share = f"{record['calibration']['share']:.0%}"
         notes.append(
-            f"Intervals of {as_typed('predict.py')} with {share} of the true numbers, by {images}{chose}: {', '.join(halves)}."
+            f"Intervals of halfstep predict with {share} of the true numbers, by {images}{chose}: {', '.join(halves)}."
         )
     return {
         "columns": columns,

@@ -65,7 +65,7 @@ def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -
 
 def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, str]]]:
     """Return {file: (axis title, {column: curve name})}. Top-5 is left out if it is always 100%."""
-    names = {"top1": "top-1", "top5": "top-5", "map": "mAP", "similarity": "similarity"}
+    names = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
     names |= {} if metric in ("loss", *names) else {metric: METRICS[metric].title}
     if all(value == 100 for _, value in points_of(epochs, "eval_top5")):
         del names["top5"]
@@ -74,9 +74,8 @@ def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, s
         curves |= {f"eval_{name}": f"validation {title}"}
         curves |= {f"eval_{name}_ema": f"validation {title}, EMA"} if name != "top5" else {}
     losses = {"train_loss": "training", "eval_loss": "validation", "eval_loss_ema": "validation, EMA"}
-    title = "similarity and accuracy, %" if points_of(epochs, "eval_similarity") else "accuracy, %"
-    if not METRICS[metric].unit and metric != "loss":
-        title = METRICS[metric].title
+    has_unit = METRICS[metric].unit or metric == "loss"
+    title = "accuracy, %" if has_unit else METRICS[metric].title
     return {"loss.png": ("loss", losses), "accuracy.png": (title, curves)}
 
 

@@ -28,7 +28,7 @@ from engine.report.chart import Series, chart, chart_of
 from engine.report.plot import Plot, plots_of
 from engine.tasks.class_tables import GROUP, PREDICTIONS
 from utils import VERSION
-from utils.commands import TYPED, as_typed
+from utils.commands import command
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import Kind, content_of, write_text
 from utils.log import Log
@@ -100,7 +100,7 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
         target = io.BytesIO()
         image.save(target, kind, **options)
         encoded.append((target.getvalue(), kind))
-    return min(encoded, key=lambda each: len(each[0]))
+    return min(encoded, key=lambda pair: len(pair[0]))
 
 
 def whole(path: Path) -> str | None:
@@ -156,7 +156,6 @@ def write_report(run: SavedRun, path: Path) -> None:
         "curves": {plot.file: chart_of(plot) for plot in plots(run)},
         "settings": settings(run),
         "commands": commands(run),
-        "is_clone": TYPED not in os.environ,
     }
     write_page(path, facts | FORMATS)
 
@@ -169,7 +168,7 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> None:
     except ConfigError as error:  # no epoch was finished
         log.note(f"{REPORT} was not written: {error}")
     except Exception as error:  # a full disk, or a bug, which must not turn a finished run into a failed one
-        log.warn(f"cannot write {path} ({cause_of(error)}); run scripts/report.py to write it later")
+        log.warn(f"cannot write {path} ({cause_of(error)}); run halfstep report to write it later")
 
 
 def format_speed(speed: float) -> str:
@@ -184,7 +183,7 @@ def format_date(text: str | None) -> str:
 
 # The functions that page.html calls
 FORMATS = {each.__name__: each for each in (counted, format_bytes, format_duration, format_value, format_speed)}
-FORMATS |= {"format_date": format_date, "quote": shlex.quote, "as_typed": as_typed, "thousands": "{:,}".format}
+FORMATS |= {"format_date": format_date, "quote": shlex.quote, "thousands": "{:,}".format}
 
 
 def interval(run: SavedRun) -> str:
@@ -354,8 +353,8 @@ def settings(run: SavedRun) -> dict[str, Any]:
 def commands(run: SavedRun) -> dict[str, str]:
     """Return the command lines that started and repeat the run."""
     processes = run.about.get("processes", 1)
-    program = ["main_multi_gpu.py", "-ngpus", str(processes)] if processes > 1 else ["main_single_gpu.py"]
-    lines = {"Repeat it": as_typed(shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")]))}
+    several = ["-ngpus", processes] if processes > 1 else []
+    lines = {"Repeat it": command("train", *several, "-cfg", run.folder / "config.yaml")}
     if started := run.about.get("command"):
-        return {"It was started with": as_typed(redacted(shlex.join(["python", program[0], *started])))} | lines
+        return {"It was started with": redacted(command("train", *started))} | lines
     return lines

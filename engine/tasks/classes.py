@@ -18,7 +18,7 @@ from engine.evaluation.tally import joined
 from engine.precision import are_finite, widen
 from engine.tasks.class_tables import MOST_SCORES, ClassResults, Names, evenly, format_share
 from engine.tasks.task import Task
-from engine.train.loss import ExtendedTargets
+from engine.train.loss import DistillationTargets
 from utils.distributed import Process
 from utils.errors import ensure
 from utils.text import counted
@@ -39,10 +39,12 @@ class ClassTask(Task):
     def tally(self) -> type["ClassTally"]:
         return ClassTally
 
-    def are_right(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:
+    def are_right(
+        self, outputs: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | DistillationTargets
+    ) -> Tensor:
         if isinstance(outputs, tuple):  # the logits of two heads; their mean is the prediction
             outputs = outputs[0] + outputs[1]
-        classes = dominant_class(targets.labels if isinstance(targets, ExtendedTargets) else targets)
+        classes = dominant_class(targets.labels if isinstance(targets, DistillationTargets) else targets)
         return self.is_class(outputs.argmax(1), classes)
 
     def is_class(self, predictions: Tensor, targets: Tensor) -> Tensor:
@@ -173,7 +175,7 @@ class PerImage:
         self._rows.append(torch.cat((numbers.float(), logits.softmax(1).gather(1, numbers).float()), 1))
 
     def scaled(self, temperature: Tensor) -> "PerImage":
-        """Return the results with the logits divided by the temperature, as predict.py divides them."""
+        """Return the results with the logits divided by the temperature, as halfstep predict divides them."""
         divided, (logits, targets) = type(self)(), map(torch.from_numpy, self.scores.on_host())
         divided.indices, divided.counts = self.indices, self.counts
         # The scored predictions, not a new argmax: logits in half precision can be equal, and devices break ties differently.

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from configs.tables import import_named
+from configs.tables import METRICS, import_named
 from datasets import ImageSet, Mixed
 from engine.evaluation.all_scores import AllScores
-from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
-from engine.evaluation.scores import format_value
+from engine.evaluation.scores import Scores, format_value
 from engine.evaluation.tally import Tally, joined
 from engine.features.linear import FEATURES_OF_AN_OUTPUT, LinearClassifier, fit_ridge
 from engine.precision import widen
@@ -43,7 +42,7 @@ from utils.log import Log
 from utils.text import counted, plural
 
 PER_OUTPUT, PER_OUTPUT_KEY = "per_output.csv", "per_output"
-SHARE = 0.9  # of the images whose numbers lie in the intervals of predict.py
+SHARE = 0.9  # of the images whose numbers lie in the intervals of halfstep predict
 FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BENCHMARKS.md, "Numbers")
 
 
@@ -85,7 +84,7 @@ class NumberTask(Task):
         return fit_ridge(features, targets)
 
     def why_no_fit(self, targets: Tensor, names: Sequence[str]) -> str:
-        first, is_lacking = max(enumerate(targets.isnan().all(0).tolist()), key=lambda each: each[1])
+        first, is_lacking = max(enumerate(targets.isnan().all(0).tolist()), key=lambda pair: pair[1])
         return f"no image that can be read has a number in {names[first]}" if is_lacking else ""
 
     def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:
@@ -283,8 +282,8 @@ class NumbersPerImage:
 
 
 @dataclass(frozen=True)
-class NumberScores(OtherScores):
-    """The means over the outputs. The intervals are at least as wide as 95% intervals."""
+class NumberScores(Scores):
+    """The means over the outputs. Accuracies are NaN. The intervals are at least as wide as 95% intervals."""
 
     mae: float = math.nan
     rmse: float = math.nan
@@ -294,6 +293,12 @@ class NumberScores(OtherScores):
     mae_high: float = math.nan
     mae_of_mean: float = math.nan  # of predictions that are always the mean of the training images
 
+    def figures(self) -> dict[str, float]:
+        return {key: value for key, value in super().figures().items() if math.isfinite(value)}
+
+    def describe(self, name: str) -> str:
+        return ", ".join([f"{name} Loss: {self.loss:.4f}", *(f"{name} {text}" for text in self.texts())])
+
     def describe_all(self, name: str, classes: str) -> str:
         mae, *others = self.texts()
         low, high, of_mean = (format_value("mae", each) for each in (self.mae_low, self.mae_high, self.mae_of_mean))
@@ -301,6 +306,10 @@ class NumberScores(OtherScores):
             f"{name}{mae} (95%: {low} to {high}; predicting the mean: {of_mean}), {', '.join(others)}, "
             f"loss {self.loss:.4f} of {counted(self.num_images, 'image')}, {classes}{self._excluded()}"
         )
+
+    def texts(self) -> list[str]:
+        """Return each score with its name."""
+        return [f"{METRICS[name].title} {format_value(name, value)}" for name, value in self.more().items()]
 
 
 class NumberTally(Tally):
@@ -330,7 +339,7 @@ class NumberTally(Tally):
             counts["num_groups"] = len(np.unique(results.groups))
         if not is_finite:  # the mean of the other outputs would hide it
             means = dict.fromkeys(means, math.nan)
-        return self.scores(loss / max(count, 1), **NO_ACCURACY, **counts, **means)
+        return self.scores(loss / max(count, 1), top1=math.nan, top5=math.nan, **counts, **means)
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -1,27 +1,19 @@
 """The interface of a task: what the outputs of a model mean, and how they are trained, scored and shown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.schema import Config
-from datasets import BadImages, EvalData, ImageSet, Mixed
-from engine.evaluation.evaluate import Evaluation, Inference, evaluate
-from engine.evaluation.tally import Scoring, Tally
-from engine.train.loss import StepWrapper
-from engine.train.trainer import Trainer
-from utils.distributed import Process
-from utils.log import Log
+from datasets import ImageSet, Mixed
+from engine.evaluation.tally import MakeTally
 from utils.text import counted, first_of
 
 if TYPE_CHECKING:
     from engine.features.linear import LinearClassifier
-
-# Changes a new model as training does, or None; and evaluates models on the validation images.
-OfWeights = tuple[Callable[[nn.Module], None] | None, Callable[[Sequence[nn.Module]], list[Evaluation]]]
 
 
 class Task:
@@ -29,16 +21,12 @@ class Task:
 
     check = "images.check_classes"  # in engine/check/: makes the row about the targets
     labelling = "labels.JudgedLabels"  # in engine/labelling/: finds doubtful targets
-    why_no_shards = why_not_applied = ""  # why make_shards.py or labels.py -apply cannot write them
+    why_no_shards = why_not_applied = ""  # why halfstep make-shards or halfstep labels -apply cannot write them
 
     def __init__(self, config: Config):
         self.config = config
 
     # --- training ---
-
-    def wrappers(self, process: Process, log: Log, is_trial: bool) -> list[StepWrapper]:
-        """Return the wrappers around a step's preparation and loss that this task needs. Collective."""
-        return []
 
     def are_right(self, outputs: Any, targets: Any) -> Tensor:
         """Return bool [B]: whether the model is right about each image of a training batch. By default, of none."""
@@ -71,23 +59,9 @@ class Task:
     # --- evaluation ---
 
     @property
-    def tally(self) -> Callable[..., Tally]:
-        """Return what makes the tally of an evaluation, see Scoring."""
+    def tally(self) -> MakeTally:
+        """Return what makes the tally of an evaluation."""
         raise NotImplementedError
-
-    def scoring(self, trainer: Trainer) -> Scoring:
-        """Return how an evaluation during a run scores models."""
-        return Scoring(self.tally)
-
-    def score_more(self, found: list[Evaluation], models: Sequence[nn.Module], trainer: Trainer) -> list[Evaluation]:
-        """Add scores of other images than the validation images. Collective."""
-        return found
-
-    def open_evaluation(
-        self, data: EvalData, inference: Inference, bad_images: BadImages, log: Log, is_run: bool
-    ) -> OfWeights:
-        """Prepare -eval. `is_run`: whether the weights are the checkpoint of a run. Collective."""
-        return None, lambda models: evaluate(models, data, inference, bad_images, Scoring(self.tally))
 
     def calibrate(self, scores: tuple[np.ndarray, np.ndarray] | tuple[()]) -> dict[str, Any]:
         """Return what makes answers trustworthy, or the reason why there is nothing, as plain numbers and lists.

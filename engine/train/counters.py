@@ -110,11 +110,7 @@ class Counters:
         return {"totals": totals[:6].clone(), "skips_in_a_row": self.skips_in_a_row, "infinite": totals[6:].clone()}
 
     def load_state_dict(self, state: dict[str, Tensor], process: Process) -> None:
-        totals, skips_in_a_row = state["totals"].clone(), state["skips_in_a_row"]
-        infinite = state.get("infinite", totals.new_zeros(1))
-        if not totals[:1].isfinite().all():  # halfstep 2.3 and older added infinite losses to the sum
-            totals[0], infinite = 0, totals[2:3]
-        totals = torch.cat((totals, infinite))
+        totals, skips_in_a_row = torch.cat((state["totals"], state["infinite"])), state["skips_in_a_row"]
         for name, saved, own in (("totals", totals, self.totals), ("skips", skips_in_a_row, self.skips_in_a_row)):
             if saved.shape != own.shape or not saved.isfinite().all():
                 raise ValueError(f"its {name} are invalid: {saved.tolist()}")

@@ -1,7 +1,7 @@
 """TRAIN.DISTILLATION_TYPE: the model learns from the labels and from a trained model, its teacher."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from configs.values import unflatten
 from datasets import Batch, Preparation
 from engine.open_model import outputs_in
 from engine.precision import Precision, widen
-from engine.train.loss import ExtendedTargets, Loss
+from engine.train.loss import DistillationTargets, Loss
 from models import build_model
 from models.compilation import compile_model
 from models.parts import has_running_statistics
@@ -46,8 +46,8 @@ class Teacher(nn.Module):
         self.model, self.side = model.eval().requires_grad_(False), side
         # Undo the student's normalization, then apply the teacher's: (image * std + mean - own mean) / own std.
         own_mean, own_std, mean, std = (
-            torch.tensor(each, dtype=torch.float64)
-            for each in (own.IMAGENET_MEAN, own.IMAGENET_STD, student.IMAGENET_MEAN, student.IMAGENET_STD)
+            torch.tensor(numbers, dtype=torch.float64)
+            for numbers in (own.IMAGENET_MEAN, own.IMAGENET_STD, student.IMAGENET_MEAN, student.IMAGENET_STD)
         )
         self.renormalizes = not (torch.equal(mean, own_mean) and torch.equal(std, own_std))
         self.register_buffer("scale", (std / own_std).float()[:, None, None])
@@ -61,25 +61,14 @@ class Teacher(nn.Module):
         resized = f", images resized to {self.side} x {self.side}" if self.side else ""
         return f"{count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"
 
-    def forward(self, images: Tensor | dict[str, Tensor]) -> Tensor:
-        """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them.
-
-        Sequences of patches are a dict.
-        """
-        dtype = next(self.model.parameters()).dtype
-        if isinstance(images, dict):
-            patches = images["patches"]
-            if self.renormalizes:
-                scale, shift = self.scale.flatten(), self.shift.flatten()
-                patches = (patches.unflatten(2, (-1, len(scale))) * scale + shift).flatten(2)
-            logits = self.model({**images, "patches": patches.to(dtype)})
-        else:
-            if self.side and images.shape[-1] != self.side:
-                # Resize in float32, because not every device can resize half types.
-                images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
-            if self.renormalizes:
-                images = images * self.scale + self.shift
-            logits = self.model(images.to(dtype))
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them."""
+        if self.side and images.shape[-1] != self.side:
+            # Resize in float32, because not every device can resize half types.
+            images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
+        if self.renormalizes:
+            images = images * self.scale + self.shift
+        logits = self.model(images.to(next(self.model.parameters()).dtype))
         logits = logits[:, self.outputs] if len(self.outputs) else logits
         return logits if self.units is None else logits.float() * self.units[0] + self.units[1]
 
@@ -109,7 +98,7 @@ class TeacherSource(NamedTuple):
     side: int | None  # the only image size that the model takes; None: any size
     key: str = KEY  # the setting that names the weights
 
-    def build(self, num_classes: int, needs_head: bool, is_trial: bool) -> tuple[nn.Module, list[str]]:
+    def build(self, num_classes: int, is_trial: bool) -> tuple[nn.Module, list[str]]:
         """Return the model on the CPU, with lines for the log. In a trial its weights are random."""
         with torch.random.fork_rng(devices=[]):
             try:
@@ -118,9 +107,9 @@ class TeacherSource(NamedTuple):
                 raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
             if is_trial:
                 return model, []
-            if needs_head and self.num_classes is None:
+            if self.num_classes is None:
                 self._check_number(model, num_classes)
-            return model, load_pretrained(model, self.weights, self.key, needs_head)
+            return model, load_pretrained(model, self.weights, self.key, needs_head=True)
 
     def _check_number(self, model: nn.Module, num_classes: int) -> None:
         """Raise ConfigError if the classifier in the file has another number of classes than the data."""
@@ -139,13 +128,8 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
     source = find_teacher(config)
     outputs = _outputs(source, list(classes), num_classes) if classes is not None else []
     number = len(source.classes) if outputs else num_classes
-    model, lines = source.build(number, needs_head=True, is_trial=classes is None)
-    side = source.side
-    if side and source.config.DATA.sequences:
-        from models.native_aspect import largest_square
-
-        side = largest_square(source.config)
-    teacher = Teacher(model, config.DATA, source.config.DATA, outputs, side)
+    model, lines = source.build(number, is_trial=classes is None)
+    teacher = Teacher(model, config.DATA, source.config.DATA, outputs, source.side)
     scales = Scale.of(source.config), Scale.of(config)
     if all(scales):
         teacher.set_units(*scales)
@@ -168,9 +152,7 @@ def find_teacher(config: Config) -> TeacherSource:
     file = find_file(weights) if weights else None
     has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
-    # The teacher of a model that takes patches gets patches, and the size of its weights' images only sets its position embedding.
-    has_side = cfg is not None and (cfg.fixed_input_size or config.DATA.sequences)
-    side = cfg.input_size[-1] if has_side else None
+    side = cfg.input_size[-1] if cfg is not None and cfg.fixed_input_size else None
     data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
     # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
     train = replace(config.TRAIN, SIZE_SCHEDULE=())
@@ -179,8 +161,7 @@ def find_teacher(config: Config) -> TeacherSource:
     number = len(names) if names else None
     if not file and cfg is not None:
         number = cfg.num_classes
-    side, key = None if config.DATA.sequences else side, WEIGHTS_KEY if weights else KEY
-    return TeacherSource(built, weights or name, names, number, side, key)
+    return TeacherSource(built, weights or name, names, number, side, WEIGHTS_KEY if weights else KEY)
 
 
 def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
@@ -193,21 +174,15 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     if config.TRAIN.TEACHER_PRETRAINED:
         raise ConfigError(f"{WEIGHTS_KEY} is set, but {KEY}, {path}, contains weights; remove one of these settings")
     then = unflatten(settings)
-    if config.TRAIN.DISTILLATION_TYPE != "none" and not then.task.is_like(config.task):
+    if not then.task.is_like(config.task):
         raise ConfigError(f"{KEY}: {path} was trained for another task (TRAIN.OBJECTIVE); {REMEDY}")
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(
             f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to "
             f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
-    side, data = then.DATA.IMAGE_SIZE, then.DATA
-    # The teacher gets the student's images; a plain ViT is built for sequences of patches too.
-    if config.DATA.sequences:
-        from models.native_aspect import with_patches_of
-
-        side, data = None, with_patches_of(then.DATA, config.DATA)
-    then = replace(then.changed("MODEL", FREEZE=()), DATA=data)
-    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
+    then = then.changed("MODEL", FREEZE=())
+    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
 
 
 def _outputs(source: TeacherSource, classes: list[str], num_classes: int) -> list[int]:
@@ -245,34 +220,22 @@ def make_distillation(
 
 
 class Distillation:
-    """A StepWrapper that makes the model learn from a teacher as well."""
+    """Makes the model of a training step learn from a teacher as well."""
 
     def __init__(self, teacher: Teacher, config: Config):
         self._teacher, self._config = teacher, config
 
     def change_model(self, model: nn.Module) -> None:
-        if self._config.DATA.sequences:
-            sides = model.get_patch_size()[0], self._teacher.model.get_patch_size()[0]
-            if sides[0] != sides[1]:
-                raise ConfigError(
-                    f"TRAIN.TEACHER_MODEL: {self._config.TRAIN.TEACHER_MODEL} has patches of {sides[1]} x {sides[1]} pixels, "
-                    f"but the model has {sides[0]} x {sides[0]} and takes {self._config.DATA.sequences}; name a teacher with the same patches"
-                )
+        """Let the model return the logits of both heads in training. It is not yet copied or compiled."""
         # A model with two heads, such as a distilled DeiT, returns the logits of both in training, and always their mean
         # in evaluation. Without distillation, it returns the mean in training too.
         if hasattr(model, "set_distilled_training"):
             model.set_distilled_training(True)
 
     def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
+        """Return replacements for `prepare` and `loss` in the training step."""
         with_logits = TeacherPreparation(prepare, self._teacher, precision, self._config)
         return with_logits, DistillationLoss(loss, self._config.TRAIN)
-
-
-@dataclass(frozen=True)
-class DistillationTargets(ExtendedTargets):
-    """The labels of the images and the teacher's logits for them."""
-
-    logits: Tensor  # [B, classes]
 
 
 class DistillationLoss:

@@ -1,4 +1,4 @@
-"""The training loss, with label smoothing, mixed targets and class weights, and the interface of its wrappers.
+"""The training loss, with label smoothing, mixed targets and class weights.
 
 The sum of the losses is divided by the number of images, never by the sum of the class weights, so the loss of an
 update does not depend on its split into micro-batches.
@@ -6,16 +6,15 @@ update does not depend on its split into micro-batches.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from configs.schema import Config, Train
 from configs.tables import LOSSES, import_named
-from datasets import Mixed, Preparation
-from engine.precision import Precision, widen
+from datasets import Mixed
+from engine.precision import widen
 
 Loss = Callable[[Tensor, Tensor | Mixed], Tensor]  # (logits [B, classes], targets) -> mean over the images
 
@@ -58,17 +57,8 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class ExtendedTargets:
-    """The labels of images, or None if they are not used. A StepWrapper adds further targets in a subclass."""
+class DistillationTargets:
+    """The labels of the images, and the teacher's logits for them."""
 
-    labels: Tensor | Mixed | None
-
-
-class StepWrapper(Protocol):
-    """Changes the targets of a step and the loss. Distillation, for example, adds the logits of a teacher."""
-
-    def change_model(self, model: nn.Module) -> None:
-        """Change the model's output in training. The model is not yet copied or compiled."""
-
-    def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
-        """Return replacements for `prepare` and `loss` in the training step."""
+    labels: Tensor | Mixed
+    logits: Tensor  # [B, classes]

@@ -7,6 +7,7 @@ import torch
 
 from configs.schema import Train
 from engine.train.optimizer_arguments import KEY, OURS, refusing_arguments, set_arguments
+from utils.commands import pip
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
@@ -47,7 +48,7 @@ def find_timms(name: str) -> Callable:
         return get_optimizer_class(name)
     except (ImportError, AssertionError):
         package = next(each for start, each in PACKAGES.items() if name.startswith(start))
-        _refuse(name, f"needs a CUDA device and the package {package}: pip install {package}")
+        _refuse(name, f"needs a CUDA device and the package {package}: {pip('install')} {package}")
 
 
 def _refuse(name: str, why: str) -> NoReturn:

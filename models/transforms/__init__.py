@@ -22,8 +22,8 @@ class ModelTransforms:
 
     def revert(self, model: nn.Module) -> None:
         """Revert all transforms, so that the model or a copy of it computes exactly as before."""
-        for each in reversed(self.transforms):
-            each.revert(model)
+        for transform in reversed(self.transforms):
+            transform.revert(model)
 
     def bypassing_modules(self) -> "ModelTransforms":
         """Return the transforms that bypass some modules, so that hooks on these modules do not run."""
@@ -37,7 +37,8 @@ def choose_transforms(
     # Imported here because importing timm takes seconds.
     from models.transforms.kernels import ClassTokenBlock, CpuKernels
 
-    settings, data, is_autocast = config.PRECISION, config.DATA, half is not None and config.PRECISION.MODE != "naive"
+    settings = config.PRECISION
+    is_autocast = half is not None and settings.MODE != "naive"
     transforms: list[ModelTransform] = []
     has_exact_head = is_autocast and config.task.has_exact_head
     if settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST or has_exact_head:
@@ -86,7 +87,7 @@ def choose_transforms(
         # HalfResidual is after checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
     # The last two wrap the whole model. They follow ClassTokenBlock, because it checks the model's class.
-    if training and config.DETERMINISTIC and (config.TRAIN.SIZE_SCHEDULE or data.sequences) and device.type != "cpu":
+    if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":
         from models.transforms.blocks import ResizeByMatrices
 
         transforms.append(ResizeByMatrices())

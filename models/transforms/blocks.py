@@ -115,11 +115,6 @@ class ResizeByMatrices(ModelTransform):
     """Resizing of position embeddings by matrix products. torch's resizing has no deterministic gradient on GPUs."""
 
     def apply(self, model: nn.Module) -> list[str]:
-        if getattr(getattr(model, "embeds", None), "pos_embed_use_grid_sample", False):
-            raise ConfigError(
-                "MODEL.KWARGS: pos_embed_use_grid_sample is true, but DETERMINISTIC is true too, and torch has no "
-                "deterministic gradient for grid_sample on GPUs; remove one of these settings"
-            )
         wrap(model, self)
         return []
 

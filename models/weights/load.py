@@ -18,9 +18,11 @@ from models.parts import classifier_names, first_convolutions
 from models.weights.files import find_file, read_weights
 from models.weights.metadata import (
     ARCHITECTURE,
+    SHIPPED_FILE,
     classes_of_weights,
     is_imagenet_by_other_names,
     pretrained_cfg,
+    shipped_weights,
     timm_name,
 )
 from models.weights.state import Weights
@@ -50,6 +52,8 @@ def load_pretrained(
 ) -> list[str]:
     """Load the weights in a file, or the timm weights of this name if there is no such file. Return lines for the user.
 
+    timm's weights that come with halfstep are read from its folder, without the network.
+
     With `needs_head`, weights whose classifier does not fit are refused, because a random classifier is useless.
     `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
     `settings` are the settings by full names: for the error message about another architecture, and for
@@ -58,7 +62,7 @@ def load_pretrained(
     is_frozen = not all(layer.weight.requires_grad for layer in output_layers(model).values())
     zeros = bool(settings) and settings["MODEL.NEW_CLASSIFIER"] != "random" and not is_frozen
     try:
-        path = find_file(source)
+        path = find_file(source) or shipped_weights(source)
         weights = read_weights(path) if path else fetch(source)
         name = short_name(path) if path else source
         shipped = f", which comes with halfstep ({path})" if path and name != str(path) else ""
@@ -187,8 +191,6 @@ def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str])
     For a ViT, these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel. For a
     Swin, they are the position biases.
     """
-    from timm.layers import resample_abs_pos_embed_nhwc
-
     own = model.state_dict()
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if resize is None or all(name in own and own[name].shape == tensor.shape for name, tensor in state.items()):
@@ -197,10 +199,6 @@ def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str])
         fitted = resize(dict(state), model)
     except Exception:  # weights of another architecture: _check_same_architecture reports the differences
         return state
-    key = "embeds.pos_embed"  # timm's filter does not resize NaFlexVit's position embedding, [1, rows, columns, D]
-    if key in own and key in fitted and fitted[key].ndim == 4 and fitted[key].shape[-1] == own[key].shape[-1]:
-        state[key] = fitted[key]
-        fitted[key] = resample_abs_pos_embed_nhwc(state[key], list(own[key].shape[1:3]))
     changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
     if changed:
         name, others = changed[0], f" (and {len(changed) - 1} more)" if changed[1:] else ""
@@ -294,18 +292,18 @@ def _check_same_architecture(
     different = "; ".join(f"{what}: {first_of(names, limit=3)}" for what, names in kinds.items() if names)
     if different:
         known = f" ({'; '.join(changed)})" if changed else ""
-        remedy = "set MODEL to the file's architecture"
-        if "embeds.proj.weight" in state.keys() - own.keys():  # a weight of timm's NaFlexVit
-            remedy = "set DATA.TOKENS, because the model in the file takes images at their own aspect ratio"
-        raise ConfigError(f"the weights are from another architecture{known}; {different}. Remedy: {remedy}")
+        raise ConfigError(
+            f"the weights are from another architecture{known}; {different}. Remedy: set MODEL to the file's "
+            "architecture"
+        )
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Load weights that fit the model exactly. Nothing is resized, dropped or left random."""
     if model.num_classes and not any(f"{path}.weight" in state for path in output_layers(model)):
         raise ConfigError(
-            f"{path}: these weights have no classifier (TRAIN.OBJECTIVE=features trains none); fine-tune them with labelled "
-            "images (-pretrained), or compare images with scripts/embed.py"
+            f"{path}: these weights have no classifier; fine-tune them with labelled images (-pretrained), or compare "
+            "images with halfstep embed"
         )
     check_exactly(model, state, path)
     with naming_damage(path):
@@ -339,7 +337,8 @@ def fetch(source: str) -> Weights:
         address = f" (from https://huggingface.co/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({reason}). "
-            f"Without a network, fetch them on another machine{address} and pass the file instead of the name"
+            f"Without a network, fetch them on another machine{address} and pass the file instead of the name, or name "
+            f"{SHIPPED_FILE.stem}, whose weights come with halfstep"
         ) from None
 
 

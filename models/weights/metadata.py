@@ -13,9 +13,9 @@ from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import SUFFIXES, find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
-from models.weights.record import CALIBRATION, OF_PIXELS
+from models.weights.record import CALIBRATION, KNOWN, OF_PIXELS
 from utils.errors import ConfigError, did_you_mean, naming_damage
-from utils.files import content_of, short_name
+from utils.files import HALFSTEP, content_of, short_name
 from utils.torch_internals import import_timm
 
 # The settings that an evaluation, or a run with pretrained weights, takes from the weights.
@@ -45,7 +45,7 @@ def metadata_of(source: str) -> WeightsMetadata:
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
         return WeightsMetadata(by, *parts)
     with naming_damage(f"{path}, its config.json or `args`", AssertionError):
-        return WeightsMetadata(by, *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
+        return WeightsMetadata(by, *(_from_config(path, record) or _from_training(record) or _from_shapes(path) or ()))
 
 
 def classes_of_weights(source: str) -> list[str]:
@@ -55,7 +55,7 @@ def classes_of_weights(source: str) -> list[str]:
     path = find_file(source)
     if path is None:
         return ImageNetInfo().label_names() if pretrained_cfg(source).get("num_classes") == 1000 else []
-    config = _read_json(path.with_name("config.json"))
+    config = _config_of(path, read_record(path))
     names = config.get("label_names", config.get("id2label"))
     if isinstance(names, dict) and all(str(number).isdecimal() for number in names):
         names = [names[number] for number in sorted(names, key=int)]
@@ -63,15 +63,20 @@ def classes_of_weights(source: str) -> list[str]:
     return names if are_names and names != [f"LABEL_{number}" for number in range(len(names))] else []
 
 
-# --- the config.json in a folder as on the Hugging Face hub
+# --- the config.json in a folder as on the Hugging Face hub, or in the weights that come with halfstep
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 LARGEST_EPS = 1e-5  # timm's ViTs use 1e-6; all values up to this limit give the same scores in fp32 and half types
 
 
-def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
-    """Return the image and model settings in config.json, or None if the file is missing or names no model."""
-    config = _read_json(path.with_name("config.json"))
+def _config_of(path: Path, record: dict) -> dict:
+    """Return the content of the config.json next to the weights, else the one in their metadata, else {}."""
+    return _read_json(path.with_name("config.json")) or record.get("timm_config", {})
+
+
+def _from_config(path: Path, record: dict) -> tuple[Settings, Settings] | None:
+    """Return the image and model settings in config.json, or None if it is missing or names no model."""
+    config = _config_of(path, record)
     if isinstance(config.get("architecture"), str):
         return _from_timms_config(config)
     if "model_type" not in config:
@@ -221,6 +226,9 @@ def _vit_settings(patch: int, width: int, depth: int, heads: int, hidden: int, q
 
 # --- timm's names of weights ---
 
+SHIPPED_FILE = HALFSTEP / "weights/tf_efficientnet_lite0.safetensors"
+SHIPPED_NAMES = ("tf_efficientnet_lite0", "tf_efficientnet_lite0.in1k")
+
 
 def timm_name(source: str) -> str:
     """Return timm's name for weights that may be named as on the hub: hf-hub:timm/NAME or timm/NAME."""
@@ -231,6 +239,12 @@ def timm_name(source: str) -> str:
             "--local-dir FOLDER) and name the folder: -pretrained FOLDER"
         )
     return re.sub(r"^((hf-hub|hf_hub):)?timm/", "", source)
+
+
+def shipped_weights(source: str) -> Path | None:
+    """Return the file that comes with halfstep with timm's weights of this name, or None."""
+    is_shipped = timm_name(source) in SHIPPED_NAMES and SHIPPED_FILE.is_file()
+    return SHIPPED_FILE if is_shipped else None
 
 
 def pretrained_cfg(source: str) -> dict[str, Any]:
@@ -306,4 +320,6 @@ def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any
             return {}
         if "epoch" in state and (state["epoch"] + 1, state["step"]) != (calibration["epoch"], calibration["step"]):
             return {}
+        if "read.factor" in calibration.get(KNOWN, {}).get("statistics", ()):
+            return calibration | {KNOWN: {"reason": "2.3.0 is the last version that reads those of halfstep 2.1"}}
         return calibration

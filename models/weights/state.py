@@ -8,7 +8,7 @@ from torch import Tensor
 
 from configs.values import SETTINGS, wrong_in
 from models.weights.adapters import BASE_LAYER, merge_adapters
-from models.weights.record import PREFERRED, RECORD
+from models.weights.record import PREFERRED, RECORD, VERSION_KEY
 from models.weights.sharded import FOLDER, is_plain
 from utils.errors import ConfigError, naming_damage
 from utils.text import format_bytes
@@ -41,7 +41,7 @@ CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args"
 
 def check_kinds(content: dict, path: Path) -> None:
     """Raise ConfigError if a halfstep checkpoint has values of wrong types."""
-    if "halfstep_version" not in content:
+    if VERSION_KEY not in content:
         return
     for name, kind in CHECKPOINT.items():
         if name in content and not isinstance(content[name], kind):
@@ -120,7 +120,8 @@ def refusal(path: Path, what: str) -> ConfigError:
     )
 
 
-FEATURE_MAPS = "feature_maps."  # with TRAIN.OBJECTIVE features: start of the names of layers that only training needs
+# The start of the names of layers that halfstep 2 trained without labels. They predict nothing.
+FEATURE_MAPS = "feature_maps."
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:

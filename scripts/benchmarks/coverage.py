@@ -45,8 +45,8 @@ from engine.evaluation.groups import accuracy_interval, degrees_of, groups_of, s
 from engine.evaluation.scores import wilson_interval
 from engine.evaluation.student import student
 from engine.features.linear import fit_linear
+from scripts.benchmarks.accuracy import MODEL, PREDICTIONS, SIDE, WEIGHTS, right_in, start
 from scripts.benchmarks.common import ROOT
-from scripts.benchmarks.real import MODEL, PREDICTIONS, WEIGHTS, right_in, start
 from scripts.command_line import Parser, at_least
 from utils.text import markdown_table
 
@@ -187,8 +187,9 @@ def renamed(path: str, number: int) -> str:
 def features_of(pool: Pool, real: Path) -> Features:
     file = pool.folder.with_suffix(".npz")
     if not file.exists():
-        words = [ROOT / "scripts/embed.py", real / WEIGHTS, pool.folder, "-output", file, "-opts", *MODEL]
-        start([sys.executable, *words])
+        options = ["-opts", f"MODEL.NAME={MODEL}", f"DATA.IMAGE_SIZE={SIDE}"]
+        words = [real / WEIGHTS, pool.folder, "-output", file, *options]
+        start([sys.executable, ROOT / "scripts/embed.py", *words])
     with np.load(file, allow_pickle=False) as saved:
         features = dict(zip(saved["paths"].tolist(), saved["features"][:, ::EACH_FEATURE], strict=True))
     of_images = np.stack([features[f"images/{path}"] for path in pool.paths])
@@ -331,7 +332,14 @@ def run(drawn: Draw, column: str, arguments) -> Figure:
         words = ["-pretrained", arguments.real / WEIGHTS, "-data_path", images, "-epochs", 5]
         words += ["-folds", NUM_FOLDS] if column == "folds" else []
         words += ["-output", folder, "-name", "run", "-resume", "auto"]
-        options = ["-opts", MODEL[0], "DATA.IMAGE_SIZE=64", f"SEED={drawn.number}", "REPORT=false", "TRACK=[]"]
+        options = [
+            "-opts",
+            f"MODEL.NAME={MODEL}",
+            "DATA.IMAGE_SIZE=64",
+            f"SEED={drawn.number}",
+            "REPORT=false",
+            "TRACK=[]",
+        ]
         start([sys.executable, ROOT / "main_single_gpu.py", *words, *options])
     if not list(folder.glob(f"eval-*/{PREDICTIONS}")):
         words = ["-eval", "-pretrained", folder / "run/best.pth", "-data_path", judge, "-output", folder]

@@ -32,12 +32,14 @@ def main() -> int:
     import tests  # noqa: F401  the table of this checkout, even with the programs of another one
 
     sys.path.insert(0, str((arguments.tree or ROOT).resolve()))
+    from tests.support.forks import put_halfstep_on_path
     from tests.support.output_table import EXPECTED, ROWS, difference, make_root, outputs_of
 
     if unknown := [row for row in arguments.rows if row not in ROWS]:
         parser.error(f"unknown row {', '.join(unknown)}; choose from {', '.join(ROWS)}")
     num_changed = 0
     with tempfile.TemporaryDirectory() as folder:
+        put_halfstep_on_path(Path(folder))
         root = make_root(Path(folder) / "root")
         for row in arguments.rows or ROWS:
             printed = outputs_of(ROWS[row], root, Path(folder) / row)

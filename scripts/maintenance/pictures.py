@@ -2,11 +2,11 @@
 
     python scripts/maintenance/pictures.py report -real FOLDER
     python scripts/maintenance/pictures.py augmentation -photos FOLDER
-    python scripts/maintenance/pictures.py attention -photos FOLDER -weights lite0.safetensors
+    python scripts/maintenance/pictures.py attention -photos FOLDER
 
 `report` types the commands of README.md, needs Chromium, and takes minutes; -real is the folder of tests/support/real_sets.py.
 -photos has the photos in PHOTOS, as .png or .jpg. scikit-image (in skimage/data) and scikit-learn (in sklearn/datasets/images)
-ship them. The weights are those of timm's tf_efficientnet_lite0 for ImageNet. Look at each picture before you commit it.
+ship them. Look at each picture before you commit it.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs/images"
 PHOTOS = ("astronaut", "chelsea", "china", "coffee", "flower", "rocket")  # chelsea is a cat
+MODEL = "tf_efficientnet_lite0"  # its weights come with halfstep
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WINDOW = (1100, 1075)  # pixels of report.png: down to the confusion matrix
 # The settings of docs/augmentation.md; one draw for each pair, and half of the pairs stay unmixed, so that all is seen.
@@ -37,10 +38,7 @@ def main() -> None:
     parser.add_argument(
         "-photos", type=Path, default=Path("photos"), metavar="FOLDER", help="photos of these packages [photos]"
     )
-    parser.add_argument(
-        "-weights", type=Path, default=Path("lite0.safetensors"), metavar="FILE", help="weights [lite0.safetensors]"
-    )
-    parser.add_argument("-real", type=Path, default=Path("real"), metavar="FOLDER", help="real sets and weights [real]")
+    parser.add_argument("-real", type=Path, default=Path("real"), metavar="FOLDER", help="real sets [real]")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)  # the current folder of all programs, so that no picture shows a path of this machine
@@ -50,7 +48,7 @@ def main() -> None:
         elif arguments.picture == "augmentation":
             make_augmentation(folder, find_photos(arguments.photos))
         else:
-            make_attention(folder, find_photos(arguments.photos)["chelsea"], arguments.weights)
+            make_attention(folder, find_photos(arguments.photos)["chelsea"])
 
 
 def find_photos(folder: Path) -> dict[str, Path]:
@@ -68,14 +66,11 @@ def make_report(folder: Path, real: Path) -> None:
         sys.exit(f"report: none of {', '.join(BROWSERS)} is installed; install one of them")
     for part, name in (("train", "photos"), ("val", "new_photos")):
         shutil.copytree(real / "stamps" / part, folder / name)
-    weights = shutil.copy(real / "lite0.safetensors", folder / "lite0.safetensors").name
-    size = ["-image_size", "128", "-epochs", "10", "-opts", "MODEL.NAME=tf_efficientnet_lite0"]
-    output = run_in_terminal(folder, "main_single_gpu.py", "-pretrained", weights, "-data_path", "photos", *size)
+    words = ["-pretrained", MODEL, "-data_path", "photos", "-image_size", "128", "-epochs", "10"]
+    output = run_in_terminal(folder, "train", *words)
     (page,) = folder.glob("output/*/report.html")
-    output += run_in_terminal(folder, "scripts/predict.py", "latest", "new_photos")
-    output += run_in_terminal(
-        folder, "main_single_gpu.py", "-eval", "-pretrained", "latest", "-data_path", "new_photos"
-    )
+    output += run_in_terminal(folder, "predict", "latest", "new_photos")
+    output += run_in_terminal(folder, "evaluate", "latest", "-data_path", "new_photos")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
     flags += [f"--user-data-dir={folder / 'browser'}", f"--window-size={WINDOW[0]},{WINDOW[1]}"]
     subprocess.run(
@@ -87,16 +82,16 @@ def make_report(folder: Path, real: Path) -> None:
     print("\n".join(line for line in output if re.match(shown, line)))
 
 
-def run_in_terminal(folder: Path, program: str, *words: str) -> list[str]:
-    """Return the lines that a program of ours prints on a terminal, without the progress bars."""
-    own_end, program_end = pty.openpty()
-    command = [sys.executable, str(ROOT / program), *words]
-    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "HALFSTEP_TYPED": "halfstep"}
-    process = subprocess.Popen(command, cwd=folder, stdout=program_end, stderr=program_end, env=environment)
-    os.close(program_end)
+def run_in_terminal(folder: Path, *words: str) -> list[str]:
+    """Return the lines that a command of halfstep prints on a terminal, without the progress bars."""
+    terminal, output = pty.openpty()
+    command = [sys.executable, str(ROOT / "halfstep/__main__.py"), *words]
+    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
+    os.close(output)
     printed = b""
     try:
-        while part := os.read(own_end, 65536):
+        while part := os.read(terminal, 65536):
             printed += part
     except OSError:  # how Linux reports that the other side has closed the terminal
         pass
@@ -121,20 +116,10 @@ def make_augmentation(folder: Path, photos: dict[str, Path]) -> None:
     Image.open(picture, formats=("PNG",)).convert("RGB").save(IMAGES / "augmentation.jpg", quality=80)
 
 
-def make_attention(folder: Path, photo: Path, weights: Path) -> None:
+def make_attention(folder: Path, photo: Path) -> None:
     """Show where EfficientNet-Lite0 looks on the photo of a cat."""
-    if not weights.is_file():
-        sys.exit(f"-weights: there is no file {weights}; pass the weights of timm's tf_efficientnet_lite0")
-    (folder / "lite0.safetensors").symlink_to(weights.resolve())
     shutil.copyfile(photo, folder / f"cat{photo.suffix}")
-    words = [
-        "lite0.safetensors",
-        f"cat{photo.suffix}",
-        "-attention",
-        "maps",
-        "-opts",
-        "MODEL.NAME=tf_efficientnet_lite0",
-    ]
+    words = [MODEL, f"cat{photo.suffix}", "-attention", "maps"]
     subprocess.run([sys.executable, str(ROOT / "scripts/predict.py"), *words], cwd=folder, check=True)
     (picture,) = (folder / "maps").iterdir()
     Image.open(picture, formats=("PNG",)).convert("RGB").save(IMAGES / "attention.jpg", quality=85)

@@ -3,7 +3,7 @@
 import pytest
 
 from configs.load import to_yaml
-from configs.removed import REMOVED, REMOVED_FLAGS, Removed
+from configs.removed import REMOVED, REMOVED_FLAGS, REMOVED_VALUES, Removed
 from configs.values import flatten, unflatten
 from scripts.command_line import Parser
 from tests.support.configs import load_text, yaml_of
@@ -42,6 +42,18 @@ def test_removed_setting_in_a_checkpoint_is_ignored():
     assert unflatten(saved | {GONE: 3}) == load_text("").config
 
 
+@pytest.mark.parametrize("key", [key for key, row in REMOVED.items() if row.default])
+def test_default_of_a_setting_that_a_release_removed_loads(key):
+    assert load_text(yaml_of({key: REMOVED[key].default})).config == load_text("").config
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in REMOVED_VALUES.items() for value in values])
+def test_removed_value_is_refused_unless_a_checkpoint_has_it(key, value):
+    with refused(ConfigError, "x.yaml", key, value, "3.0.0"):
+        load_text(yaml_of({key: value}))
+    assert unflatten(flatten(load_text("").config) | {key: value}) == load_text("").config
+
+
 def test_error_for_removed_script_flag_names_its_replacement(monkeypatch):
     monkeypatch.setitem(REMOVED_FLAGS, "-gone", "give -output twice")
     with refused(ConfigError, "-gone", "-output"):
@@ -50,7 +62,7 @@ def test_error_for_removed_script_flag_names_its_replacement(monkeypatch):
 
 def test_explain_precision_is_refused_unless_it_is_false():
     ended = typed("main_single_gpu.py", "-explain_precision")
-    assert ended.returncode == 2 and "doctor.py" in ended.stderr
+    assert ended.returncode == 2 and "halfstep doctor" in ended.stderr
     with pytest.raises(ConfigError, match=r"PRECISION\.EXPLAIN"):
         load_text("PRECISION: {EXPLAIN: true}")
     assert load_text("PRECISION: {EXPLAIN: false}").config == load_text("").config

@@ -258,7 +258,7 @@ def test_parquet_rows_sorted_by_class_cause_a_warning(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", columns)
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes)
     write_parquet(path, columns | {"label": sorted(columns["label"])})
-    assert_names("\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes), "warning", 9, "scripts/make_shards.py")
+    assert_names("\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes), "warning", 9, "halfstep make-shards")
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=90)[1].notes), "this buffer mixes all rows"
 
 

@@ -81,7 +81,7 @@ def test_mixing_ends_at_mixup_off_epoch_and_skips_batches_without_positions():
     plain = [torch.equal(images, prepare.normalize(one.images)) for images, _ in prepared]
     assert plain == [False, False, True, True]
     prepare = Preparation(config := settings(3, **ERASES | MIXES), Normalize(config.DATA))
-    assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as for scripts/doctor.py
+    assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as for halfstep doctor
 
 
 def test_image_preparation_compiles_one_graph_per_image_size(monkeypatch):

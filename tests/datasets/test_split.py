@@ -382,7 +382,7 @@ def test_folds_are_refused_for_already_divided_data(tmp_path):
     assert len(load("imagefolder", tmp_path / "train", FOLD="0/5")[1]) < 40
     assert len(load("imagefolder", tmp_path, FOLD="0/5", evaluate=True)[1]) == 4
     make_set(tmp_path / "shards")
-    for dataset, path in {"shards": "shards", "imagenet2012": "", "synthetic": "", "fractals": ""}.items():
+    for dataset, path in {"shards": "shards", "imagenet2012": "", "synthetic": ""}.items():
         with refused(ConfigError, "DATA.FOLD", dataset):
             load(dataset, tmp_path / path, FOLD="0/5", SYNTHETIC_SIZE=20)
 

@@ -14,8 +14,6 @@ from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best
 from models import build_model
 from models.weights.files import read_record
-from tests.engine.tasks.features.support import SMALL as FEATURES
-from tests.engine.tasks.features.support import draw_photos, teacher_of
 from tests.support import number_rows, several_labels
 from tests.support.configs import SMALL, small_config
 from tests.support.refusals import assert_names
@@ -102,23 +100,14 @@ def words_of(tmp_path_factory):
         return folder / name
 
     def words_of(metric: str) -> list[str]:
-        if metric in TASKS["features"].metrics and metric != "loss":
-            teacher = teacher_of(make("features"))
-            (folder / "features" / "x.yaml").write_text(FEATURES)
-            photos, labelled = (
-                draw_photos(folder / "features" / name, 24, name == "labelled") for name in ("a", "labelled")
-            )
-            cfg, data = folder / "features" / "x.yaml", photos
-            options = [f"TRAIN.TEACHER_MODEL={teacher}", f"DATA.LABELLED_PATH={labelled}"]
-        else:
-            options, cfg, data = [], folder / "x.yaml", None
-            cfg.write_text(SMALL)
-            if metric in ("micro_f1", "map"):
-                data, options = several_labels.write_digits(make("labels"), 160)[0], ["DATA.LABEL_SEPARATOR=|"]
-            if metric in TASKS["numbers"].metrics and metric != "loss":
-                data = number_rows.write_digits(make("numbers"), 160, [])[0]
-                options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit,ink]"]
-            options += ["DATA.DATASET=csv"] if data else []
+        options, cfg, data = [], folder / "x.yaml", None
+        cfg.write_text(SMALL)
+        if metric in ("micro_f1", "map"):
+            data, options = several_labels.write_digits(make("labels"), 160)[0], ["DATA.LABEL_SEPARATOR=|"]
+        if metric in TASKS["numbers"].metrics and metric != "loss":
+            data = number_rows.write_digits(make("numbers"), 160, [])[0]
+            options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit,ink]"]
+        options += ["DATA.DATASET=csv"] if data else []
         words = ["-cfg", str(cfg), *(["-data_path", str(data)] if data else []), "-epochs", "2"]
         return [*words, "-opts", *options, f"TRAIN.BEST_METRIC={metric}", "DIST.TIMEOUT=60"]
 

@@ -18,7 +18,6 @@ from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
 from engine.evaluation.evaluate import Inference, evaluate
-from engine.evaluation.tally import Scoring
 from engine.precision import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
@@ -78,7 +77,7 @@ def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
         data,
         Inference(normalize, precision, Process(CPU)),
         BadImages(images, 1.0, lambda line: None),
-        Scoring(ClassTally),
+        ClassTally,
     )
     top1 = top5 = loss = 0
     kept = [index for index in range(count) if index not in unreadable]
@@ -147,7 +146,7 @@ def test_raw_and_ema_weights_are_scored_in_one_pass(tmp_path, monkeypatch):
             data,
             Inference(trainer.prepare.normalize, trainer.precision, Process(CPU)),
             bad_images,
-            Scoring(ClassTally),
+            ClassTally,
         )
         assert alone.scores.loss == found.scores.loss
     assert both[""].scores.loss != both["_ema"].scores.loss
@@ -187,7 +186,7 @@ def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
             data,
             Inference(normalize, precision, process),
             BadImages(images, 1.0, pytest.fail),
-            Scoring(ClassTally),
+            ClassTally,
         )
         return found.scores.loss
 

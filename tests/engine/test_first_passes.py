@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from configs.load import load
-from datasets import build_normalize, generate_batches, invent_images
+from datasets import Normalize, invent_images
 from datasets.order import Piece
 from engine import first_passes
 from engine.first_passes import fit_micro_batches, try_largest
@@ -23,7 +23,6 @@ from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import Ended, run, run_folder
 from tests.support.several_labels import write_digits
 from tests.support.trainers import Lines, make_trainer, update
-from utils.distributed import Process
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -219,7 +218,6 @@ def test_three_processes_resume_after_kill_to_equal_bits(tmp_path):
 
 def test_invented_native_images_have_the_type_and_scale_of_real_ones(tmp_path):
     config = small_config(tmp_path, "DATA.DATASET=imagefolder", "DATA.PIXELS=native", "DATA.RANGE=[0,4095]")
-    invented = generate_batches(config, invent_images(config), 4, Process(CPU))
-    (batch,) = invented([Piece(0, np.arange(4), 4)])
+    (batch,) = invent_images(config).makes_batches(config, 4, 0, CPU)([Piece(0, np.arange(4), 4)])
     assert batch.images.dtype == torch.float32 and 0 <= batch.images.min() and 0.9 < batch.images.max() <= 1
-    assert build_normalize(config.DATA)(batch.images).abs().max() < 10
+    assert Normalize(config.DATA)(batch.images).abs().max() < 10

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from configs.values import flatten
 from datasets import ImageSet
 from engine.evaluation.scores import Best
 from engine.kept import KeptWeights
-from engine.record.saved_run import SavedRun, read_settings
-from engine.settings import load_settings
+from engine.record.saved_run import SavedRun
 from engine.tasks.classes import ClassTally
 from engine.tasks.labels import LabelTally
 from engine.tasks.numbers import NumberTally, NumberTask
@@ -181,16 +179,3 @@ def test_errors_of_images_have_the_metric_as_their_mean(tmp_path):
     assert images.scores_of_images("spearman", process) is None and images.scores_of_images("loss", process) is None
     bad = dataclasses.replace(images, predicted=np.full_like(images.predicted, np.nan))
     assert np.isinf(bad.scores_of_images("mae", process)).all()
-
-
-@slow
-def test_run_from_before_the_setting_keeps_its_highest_epoch(scored, tmp_path):
-    _, folder = scored([80, 0.5, EIGHT], words=["TRAIN.NUM_EPOCHS=1"])
-    state = read(folder / "last.pth")
-    del state["config"]["TRAIN.BEST_EPOCH"]
-    torch.save(state, folder / "last.pth")
-    lines = (folder / "config.yaml").read_text().splitlines(keepends=True)
-    (folder / "config.yaml").write_text("".join(line for line in lines if "BEST_EPOCH" not in line))
-    assert load_settings(["-resume", str(folder)]).config.TRAIN.BEST_EPOCH == "highest"
-    assert read_settings(folder / "config.yaml")[0]["TRAIN.BEST_EPOCH"] == "highest"
-    assert flatten(load_settings(["-pretrained", str(folder)]).config)["TRAIN.BEST_EPOCH"] == "last"

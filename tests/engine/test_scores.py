@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from engine.evaluation.image_test import ImageTest
-from engine.evaluation.other_scores import OtherScores
 from engine.evaluation.scores import Best, Scores, confidence
+from engine.tasks.numbers import NumberScores
 from tests.support.properties import examples
 
 METRICS = ["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"]
@@ -75,14 +75,12 @@ def test_best_epoch_has_the_best_metric_then_the_smallest_loss(pair):
 
 
 def test_evaluation_whose_metric_is_minus_one_exists():
-    """Versions up to 2.3 wrote the value -1 and epoch 0 if there was no evaluation, the oldest without the last columns."""
-    start = Best.of(OtherScores(0.5, 0.0, 0.0, 9, 0, metric="loss"), 0, "")
+    start = Best.of(NumberScores(0.5, 0.0, 0.0, 9, 0, metric="loss"), 0, "")
     for value in (-1.0, 0.0, math.nan):
         best = Best.from_state([value, *start.state()[1:]])
         assert best.exists and best.epoch == 0 and best == start
-    for none in ([], [-1.0, 0], [-1.0, 0, 0.0, ""], [-1.0, 0, 0.0, "", 0, "top1"], Best().state()):
+    for none in ([], Best().state()):
         assert not Best.from_state(none).exists
-    assert Best.from_state([90.0, 3, 0.5, "_ema"]) == Best(0.0, 3, suffix="_ema")
 
 
 @given(scores("top1"), st.sets(st.sampled_from(["macro_recall", "macro_f1", "micro_f1", "map"])))

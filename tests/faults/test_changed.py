@@ -24,7 +24,7 @@ ORDER = Order(100, 32, 1, 1, True, 0, epoch_order=shuffled)
 # the weights, except through the global batch, the number of images and the class names.
 MAY_CHANGE = {
     "DATA": "DATA_PATH IMAGE_ROOT BATCH_SIZE BATCH_SIZE_EVAL NUM_WORKERS WORKERS CLASSES MAX_PIXELS MAX_BAD_FRACTION "
-    "CACHE_PATH REMOTE_CACHE_GB LABELLED_PATH",
+    "CACHE_PATH REMOTE_CACHE_GB",
     "MODEL": "PRETRAINED",
     "TRAIN": "NUM_EPOCHS BUDGET ACCUM_ITER GRAD_CHECKPOINTING EARLY_STOP BEST_EPOCH BEST_METRIC",
     "DIST": "TIMEOUT STRATEGY",
@@ -143,16 +143,6 @@ def test_resume_refuses_changed_labels_of_listed_training_or_validation_images(t
         assert text != (photos / f"{part}.csv").read_text()
         names = {"val": "labels of the validation images", "train": "labels of the training images"}
         start(tmp_path / "o", *flags).refused("IMAGES", names[part])
-
-
-def test_checkpoint_without_record_of_training_images_still_resumes(tmp_path, start, flat):
-    start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
-    (last,) = (tmp_path / "o").glob("*/last.pth")
-    state = torch.load(last, weights_only=True)
-    assert state.pop("trained_on")["training images"] == state["config"]["NUM_IMAGES"]
-    torch.save(state, last)
-    (flat / "ant/00.JPEG").rename(flat / "ant/renamed.JPEG")
-    start(tmp_path / "o", *flags_of(flat, "NUM_IMAGES")).done()
 
 
 def test_best_epoch_of_other_validation_images_is_ignored(tmp_path, start, photos):

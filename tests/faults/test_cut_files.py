@@ -111,7 +111,7 @@ def export_folder(folder: Path, version: int) -> None:
 
 
 def sort_photo(folder: Path, version: int) -> None:
-    """Copy a photo to the folder of its class, as predict.py -into does."""
+    """Copy a photo to the folder of its class, as halfstep predict -into does."""
     (folder / "photos").mkdir(exist_ok=True)
     (folder / f"photos/{version}.png").write_bytes(b"%d" % version * 999)
     (folder / "sorted").mkdir(exist_ok=True)

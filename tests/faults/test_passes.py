@@ -50,16 +50,13 @@ EACH = pytest.mark.parametrize("name", PASSES)
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory) -> Path:
-    """Return a folder with photos, the same photos in classes of other names, stored runs and a run that learns features."""
+    """Return a folder with photos, the same photos in classes of other names, and stored runs."""
     root = make_root(tmp_path_factory.mktemp("passes") / "root")
     (root / "disk").mkdir()
     (root / "photos/zebra/broken.png").unlink()
     for folder in [*(root / "photos").iterdir()]:
         shutil.copytree(folder, root / "others" / f"new {folder.name}")
     (root / "photos/猫/54.png").unlink()  # two processes cannot share the rest equally
-    words = "-cfg base.yaml -dataset images -epochs 1 -output features -name run -opts TRAIN.OBJECTIVE=features REPORT=false"
-    words += " TRAIN.TEACHER_MODEL=runs/vit/best.pth DATA.LABELLED_PATH=photos"
-    run("main_single_gpu.py", *words.split(), cwd=root).done()
     return root
 
 

@@ -47,8 +47,6 @@ WAYS = [f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "laprop", "a
 DISTILLED = "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=test_vit3"
 WAYS += ["TRAIN.SIZE_SCHEDULE=[0:16,1:32]", DISTILLED]
 WAYS += ["MODEL.LORA.RANK=4"]
-SEQUENCES = "DATA.TOKENS=16 DATA.TRAIN_TOKENS=[6,16]"
-WAYS += [SEQUENCES]
 
 
 @pytest.mark.parametrize("options", WAYS)

@@ -63,7 +63,7 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
                 data,
                 Inference(trainer.prepare.normalize, trainer.precision, trainer.process),
                 bad,
-                trainer.task.scoring(trainer),
+                trainer.task.tally,
             )
             found.append(len(graphs))
     return np.diff([0, *found]).tolist()

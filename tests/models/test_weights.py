@@ -93,6 +93,16 @@ def test_mismatched_tensor_is_fitted_as_in_timm(tmp_path, weights, case):
     assert torch.equal(model.state_dict()[name], fit(weights[name]))
 
 
+def test_grey_naflexvit_starts_from_weights_of_rgb_images(tmp_path):
+    """Its first layer is linear. Equal values in all three channels give the logits of the grey image."""
+    size = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
+    rgb, grey = (timm.create_model("naflexvit_base_patch16_gap", in_chans=channels, **size) for channels in (3, 1))
+    assert loaded(grey, rgb.state_dict(), tmp_path) == ["  embeds.proj adapted from 3 to 1 channel"]
+    image = torch.randn(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(grey.eval()(image), rgb.eval()(image.expand(-1, 3, -1, -1)), rtol=0, atol=1e-5)
+
+
 def test_weights_without_batch_norm_counters_load_completely(tmp_path):
     model, state = timm_model("resnet18"), timm_model("resnet18").state_dict()
     state = {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}

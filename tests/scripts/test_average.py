@@ -1,4 +1,4 @@
-"""scripts/export.py with several checkpoints: the averaged weights, and refused input."""
+"""halfstep export with several checkpoints: the averaged weights, and refused input."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""scripts/compare.py: groups over seeds compared with numpy's values, the limits of noise, and refused input."""
+"""halfstep compare: groups over seeds compared with numpy's values, the limits of noise, and refused input."""
 
 import json
 import math
@@ -390,22 +390,6 @@ def test_verdict_is_about_settings_only_with_several_seeds_of_each(tmp_path, num
     assert is_about_settings or "nothing about" in found["note"]
     if not changed:
         assert "has the highest" not in type_in(tmp_path)[0]
-
-
-def test_images_with_names_of_an_older_version_are_compared(tmp_path):
-    old = {f"cat/{number}.jpg": number != 3 for number in range(8)}
-    for name, folder, is_right in (("a", "", old), ("b", "val/", old | {"cat/3.jpg": True, "cat/4.jpg": False})):
-        facts = {fact: "x" for fact in FACTS_OF_IMAGES} | {"validation images": 8}
-        facts["names of the training images"] = name
-        run = make_run(tmp_path / name, [80.0], "", {"about": {"data": facts}})
-        write_predictions(run, {folder + image: each for image, each in is_right.items()})
-    table, _ = type_in(tmp_path / "a", tmp_path / "b")
-    assert "8 of 8 images" in table and "1 : 1 images" in table
-    for name, line in (("c", 1), ("d", 2)):  # runs that could not read one image, each another one
-        lines = (tmp_path / "b/predictions.csv").read_text().splitlines(keepends=True)
-        shutil.copytree(tmp_path / "b", tmp_path / name)
-        (tmp_path / name / "predictions.csv").write_text("".join(lines[:line] + lines[line + 1 :]))
-    assert json.loads(type_in(tmp_path / "c", tmp_path / "d", "-json", exit_with=5)[0])["images"] == 6
 
 
 @pytest.mark.parametrize("name", "ab")

@@ -1,23 +1,20 @@
-"""scripts/completion.py: the words after Tab, the flags of all commands, and what bash does with the words."""
+"""The files of scripts/completions: they are current, the words after Tab, and what bash does with the words."""
 
-import importlib
 import re
-import shlex
 import subprocess
-import sys
 
 import pytest
 
-from configs.flags import FLAGS, build_parser
+from configs.flags import FLAGS
 from configs.schema import Arguments
 from configs.tables import METRICS, SOURCES
 from configs.values import ALL_SETTINGS
 from configs.yaml_files import shipped_files
 from halfstep.__main__ import COMMANDS
-from scripts.command_line import Parser
-from scripts.completion import CODE, words
+from scripts.completion import SHELLS, WORDS
+from scripts.maintenance.make_completion import with_tables
 from scripts.models import FIRST
-from tests.support.forks import ROOT
+from tests.support.runs import typed
 from utils.runs import is_run_folder
 
 RUN = "output/train-20260102-03-04-05"
@@ -35,6 +32,23 @@ def here(tmp_path, monkeypatch):
         (folder / name).touch()
     monkeypatch.chdir(folder)
     return folder
+
+
+def test_tables_are_those_of_the_parsers():
+    text = WORDS.read_text()
+    assert text == with_tables(text), "run python scripts/maintenance/make_completion.py"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_printed_code_quotes_the_program_of_the_words(shell):
+    program, code = WORDS.read_text(), typed("scripts/completion.py", shell).done().stdout
+    assert f"'{program}'" in code and "'" not in program and "\\\\" not in program
+
+
+def words(typed_words: list[str]) -> list[str]:
+    """Return the words that can be the last typed word."""
+    done = subprocess.run(["sh", "-c", WORDS.read_text(), "halfstep", *typed_words], stdout=subprocess.PIPE, timeout=60)
+    return done.stdout.decode(errors="surrogateescape").splitlines()
 
 
 def test_commands_and_flags_of_the_program_complete_its_first_word():
@@ -61,7 +75,7 @@ def test_commands_and_flags_of_the_program_complete_its_first_word():
         ("train -cfg m", {"mine.yaml"}),
         ("train -cfg l", {"linear_probe", "lora"}),  # not lite.pth
         ("train -pretrained l", {"latest", "lite.pth"}),
-        ("check -pretrained w", {"weights/vit_fractals.safetensors"}),
+        ("check -pretrained w", {"weights/tf_efficientnet_lite0.safetensors"}),
         ("evaluate o", {"output/", RUN}),
         ("predict output/", {"output/other/", RUN}),
         (f"predict {RUN}/c", {f"{RUN}/config.yaml"}),
@@ -71,7 +85,7 @@ def test_commands_and_flags_of_the_program_complete_its_first_word():
         ("resume ", {"latest", RUN}),
         ("train -resume ", {"latest", "auto", RUN}),
         ("compare latest o", {RUN}),
-        ("completion ", {*CODE}),
+        ("completion ", {*SHELLS}),
         ("predict $", {"$(touch done).pth"}),
     ],
 )
@@ -87,7 +101,7 @@ def test_words_are_those_of_the_tables(here):
     assert {each.partition("=")[2] for each in words(["train", "-opts", "TRAIN.BEST_METRIC="])} == {*METRICS}
 
 
-@pytest.mark.parametrize("name", ["two\nlines.pth", "red\x1b[31m.pth", "\udcff.pth"])
+@pytest.mark.parametrize("name", ["two\nlines.pth", "red\x1b[31m.pth"])
 def test_names_that_do_not_fit_on_a_line_are_left_to_the_shell(here, name):
     (here / name).touch()
     found = words(["predict", ""])
@@ -105,72 +119,29 @@ def test_every_setting_and_its_values_follow_opts(here):
         assert [f"{key}={each}" for each in words(["train", flag, ""])] == words(["train", "-opts", f"{key}="])
 
 
-class Made(Exception):
-    """Has the parser of a script, before it parses anything."""
-
-
-def flags_of_parser(script, monkeypatch):
-    """Return the flags that a program's parser takes, with one of several names for -h."""
-    if script.startswith("main_"):
-        parser = build_parser()
-    else:
-
-        def stop(parser, *_):
-            raise Made(parser)
-
-        monkeypatch.setattr(Parser, "parse_known_args", stop)  # with which every way of parsing begins
-        with pytest.raises(Made) as made:
-            importlib.import_module(script.removesuffix(".py").replace("/", ".")).main([])
-        parser = made.value.args[0]
-    return {*parser._option_string_actions} - {"--help", "-help", "--local-rank", "--local_rank"}
-
-
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each != "from-timm"])
-def test_flags_of_a_command_are_those_of_its_parser(command, monkeypatch):
-    expected = flags_of_parser(COMMANDS[command][0], monkeypatch) | {"-version"}
-    if command == "sweep":  # it passes other flags to the runs
-        expected |= flags_of_parser("main_single_gpu.py", monkeypatch)
-    assert {*words([command, "-"])} == expected
+def test_flags_of_a_command_are_its_own_and_those_of_its_runs():
+    assert {"-top", "-into", "-h", "-version"} <= {*words(["predict", "-"])}
+    assert {"-over", "-epochs"} <= {*words(["sweep", "-"])} and "-over" not in words(["train", "-"])
+    assert words(["train", "-"]) == words(["check", "-"]) == words(["resume", "-"])
+    for command in COMMANDS:
+        assert "--help" not in words([command, "-"])
 
 
 def test_from_timm_completes_none_of_the_many_arguments_of_timm():
     assert words(["from-timm", "-"]) == ["-h", "-version"]
 
 
-@pytest.fixture
-def installed(tmp_path):
-    """Return the path of the script in a folder like that of an installation, whose name needs quotes."""
-    folder = tmp_path / "it's installed"
-    folder.mkdir()
-    for name in ("configs", "docs", "scripts", "utils", "weights", "halfstep/__main__.py"):
-        (folder / name.rpartition("/")[2]).symlink_to(ROOT / name)
-    return folder / "scripts/completion.py"
-
-
 def printed(*command):
     return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True, timeout=300).stdout
 
 
-@pytest.mark.parametrize("shell", CODE)
-def test_printed_code_of_each_shell_calls_this_file_without_loading_packages(installed, shell):
-    code = printed(sys.executable, installed, shell)
-    call = shlex.join([sys.executable, "-I", "-S", str(installed), "-words"])
-    assert f"({call} " in code and "CALL" not in code
-    command = shlex.split(call)
-    command.insert(1, "-Ximporttime")
-    done = subprocess.run([*command, "train", "-opts", "A"], capture_output=True, text=True, timeout=300)
-    assert done.stdout.split() == ["AMP="]
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "re" in loaded and not loaded & {"torch", "yaml", "argparse", "utils", "configs", "scripts"}
-
-
-def completed(installed, here, line):
+def completed(here, line):
     """Return the words that bash inserts for a line, of which the function gets what interactive bash gives it."""
-    typed = re.findall(r"[=:]|(?:\\.|[^\s=:])+", line) + ([""] if line.endswith(" ") else [])
-    program = f"source <({shlex.join([sys.executable, str(installed), 'bash'])})\n"
-    program += 'COMP_LINE=$1 COMP_POINT=${#1}; shift; COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)); _halfstep\n'
-    program += "complete -p halfstep; printf '%s\\n' \"${COMPREPLY[@]}\""
-    first, *found = printed("bash", "--norc", "-c", program, "bash", line, *typed).splitlines()
+    line_words = re.findall(r"[=:]|(?:\\.|[^\s=:])+", line) + ([""] if line.endswith(" ") else [])
+    code = typed("scripts/completion.py", "bash").done().stdout
+    code += 'COMP_LINE=$1 COMP_POINT=${#1}; shift; COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)); _halfstep\n'
+    code += "complete -p halfstep; printf '%s\\n' \"${COMPREPLY[@]}\""
+    first, *found = printed("bash", "--norc", "-c", code, "bash", line, *line_words).splitlines()
     assert first == "complete -o default -F _halfstep halfstep" and not (here / "done").exists()
     return [each for each in found if each]
 
@@ -189,13 +160,13 @@ def completed(installed, here, line):
         (r"halfstep predict two\ w", []),  # the shell completes words with quotes
     ],
 )
-def test_bash_inserts_the_words(installed, here, line, found):
-    assert sorted(completed(installed, here, line)) == sorted(found)
+def test_bash_inserts_the_words(here, line, found):
+    assert sorted(completed(here, line)) == sorted(found)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bash_inserts_a_file_name_as_one_word_and_executes_nothing(installed, here, name):
+def test_bash_inserts_a_file_name_as_one_word_and_executes_nothing(here, name):
     (here / "folder").mkdir()
     (here / "folder" / name).touch()
-    (inserted,) = completed(installed, here, "halfstep predict folder/")
+    (inserted,) = completed(here, "halfstep predict folder/")
     assert printed("bash", "-c", f"printf %s {inserted}") == f"folder/{name}"

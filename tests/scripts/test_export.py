@@ -1,4 +1,4 @@
-"""scripts/export.py: its files, loaded by the programs they are for, and refused input."""
+"""halfstep export: its files, loaded by the programs they are for, and refused input."""
 
 import errno
 import importlib.util

@@ -1,4 +1,4 @@
-"""Exported graphs that take photos: scripts/export.py -photo, -int8 and -to web, and scripts/predict.py with them."""
+"""Exported graphs that take photos: halfstep export -photo, -int8 and -to web, and halfstep predict with them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""from_timm.py: its output for published recipes trains like timm's own objects, and it names every difference."""
+"""halfstep from-timm: its output for published recipes trains like timm's own objects, and it names every difference."""
 
 import shlex
 from types import SimpleNamespace

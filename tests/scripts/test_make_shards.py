@@ -1,4 +1,4 @@
-"""scripts/make_shards.py: its output, also after a kill and a restart, and refused input."""
+"""halfstep make-shards: its output, also after a kill and a restart, and refused input."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""scripts/models.py: the matching models of timm, their rows, and names without a match."""
+"""halfstep models: the matching models of timm, their rows, and names without a match."""
 
 import pytest
 import torch

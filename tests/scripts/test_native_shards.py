@@ -1,4 +1,4 @@
-"""scripts/make_shards.py with images that keep the values of their files, read again from the shards."""
+"""halfstep make-shards with images that keep the values of their files, read again from the shards."""
 
 import numpy as np
 import pytest

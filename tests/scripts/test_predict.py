@@ -1,4 +1,4 @@
-"""scripts/predict.py classifies the images of its command line like the run's evaluation."""
+"""halfstep predict classifies the images of its command line like the run's evaluation."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""scripts/sweep.py: started runs, killed and failed trials, and input that is refused before any run starts."""
+"""halfstep sweep: started runs, killed and failed trials, and input that is refused before any run starts."""
 
 import json
 import os
@@ -348,7 +348,7 @@ def test_full_disk_for_sweep_tables_does_not_stop_trials(tmp_path, start, preten
     assert_names(start(exit_with=2), "-output", tmp_path / "sweep")
 
 
-PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "points": [{"TRAIN.BASE_LR": "1e-3"}]}
+PLAN = {"version": 3, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "points": [{"TRAIN.BASE_LR": "1e-3"}]}
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes-in_a_plan"))

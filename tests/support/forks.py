@@ -7,6 +7,7 @@ import importlib
 import multiprocessing
 import os
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,14 @@ from tests.support import contracts
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 600.0  # seconds; normal waits take moments, so only a process that hangs reaches it
 STARTED: list[BaseProcess] = []  # processes that the tests of a module started
+
+
+def put_halfstep_on_path(folder: Path) -> None:
+    """Write the program `halfstep` of this checkout into a folder, for this process and the processes that it starts."""
+    program = folder / "halfstep"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(ROOT / "halfstep/__main__.py")])} "$@"\n')
+    program.chmod(0o755)
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
 
 
 def start_fork(

@@ -1,4 +1,4 @@
-"""Makes the saved runs of a release, which later versions must be able to resume (tests/test_saved_runs.py):
+"""Makes the saved runs of a release since 3.0.0, which later versions must be able to resume:
 
     python -m tests.support.make_saved_runs [KIND ...]
 

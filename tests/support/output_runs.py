@@ -39,7 +39,6 @@ REPORT_FREQ: 2
 SEED: 1
 """
 TIMM = "MODEL.TYPE=timm MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
-KWARGS = "MODEL.KWARGS.patch_size=4 MODEL.KWARGS.embed_dim=16 MODEL.KWARGS.depth=2 MODEL.KWARGS.num_heads=2"
 # {run: settings}
 RUNS = {
     "vit": "TRAIN.NUM_EPOCHS=15",
@@ -47,8 +46,6 @@ RUNS = {
     "convnet": f"{TIMM} MODEL.NAME=test_resnet MODEL.KWARGS.channels=[4,4,8,8] TRAIN.BASE_LR=3e-2 TRAIN.NUM_EPOCHS=8",
     "lora": "MODEL.PRETRAINED=runs/vit/best.pth MODEL.LORA.RANK=2 TRAIN.NUM_EPOCHS=2",
     "labels": "DATA.DATASET=csv DATA.DATA_PATH=labels.csv DATA.LABEL_SEPARATOR=; TRAIN.NUM_EPOCHS=10",
-    "native": f"{TIMM} {KWARGS} MODEL.NAME=naflexvit_base_patch16_gap DATA.TOKENS=16 DATA.IMAGE_CHANNELS=1"
-    " DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.3] TRAIN.NUM_EPOCHS=8",
 }
 SWEEP = "-folds 3 -over TRAIN.BASE_LR=1e-2,3e-3 -opts TRAIN.NUM_EPOCHS=5"
 WITHOUT_WEIGHTS, COMPLETE = ("vit2", "sweep"), "vit"  # stored without weights, and with all files

@@ -47,7 +47,7 @@ FILES = {
     "runtime/ort.wasm.bundle.min.mjs": "// a runtime\n",
     "runtime/ort-wasm-simd-threaded.wasm": "binary\n",
 }
-OF_RUNS = "2.2.0"  # the version that wrote tests/data/output_runs
+OF_RUNS = "3.0.0"  # the version that wrote tests/data/output_runs
 # Parts of the output that depend on the machine, the moment or the version: {pattern: placeholder}
 VOLATILE = {
     **{
@@ -83,7 +83,7 @@ COLOUR = re.compile(r"#([0-9a-f]{6})\b")
 NUMBER = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w])")
 
 SCRIPTS = "compare doctor embed export from_timm labels make_shards models predict report sweep".split()
-MODELS = "vit convnet lora labels native".split()
+MODELS = "vit convnet lora labels".split()
 # {row: commands, separated by &&}. A flag occurs at least once, most together with another one.
 ROWS = {
     # predict.py
@@ -107,8 +107,8 @@ ROWS = {
     # compare.py
     "compare": "compare.py runs/vit runs/vit2",
     "compare_sweep": "compare.py runs/sweep",
-    "compare_all": "compare.py runs/vit runs/convnet runs/native runs/lora",
-    "compare_metric": "compare.py runs/vit runs/vit2 runs/native -metric macro_f1",
+    "compare_all": "compare.py runs/vit runs/convnet runs/lora",
+    "compare_metric": "compare.py runs/vit runs/vit2 runs/convnet -metric macro_f1",
     "compare_loss": "compare.py runs/sweep -metric loss",
     "compare_json": "compare.py runs/vit runs/vit2 -json",
     "compare_json_metric": "compare.py runs/vit runs/vit2 -json -metric macro_f1",

@@ -314,14 +314,11 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
         if len(gradient) > fits and trainer.step >= step:
             raise torch.OutOfMemoryError("out of memory, as arranged")
 
-    def watch(module, inputs, output: torch.Tensor) -> torch.Tensor | None:
-        if not output.requires_grad:  # an evaluation
-            return None
-        output.register_hook(fail)
-        return output.clone()  # a NaFlexVit changes it in place, and some versions of torch then lose the hook
+    def watch(module, inputs, output: torch.Tensor) -> None:
+        if output.requires_grad:  # in an evaluation, it does not
+            output.register_hook(fail)
 
-    model = trainer.model
-    (model.patch_embed if hasattr(model, "patch_embed") else model.embeds.proj).register_forward_hook(watch)
+    trainer.model.patch_embed.register_forward_hook(watch)
 
 
 def run_out_of_memory(fits: int, step: int, rank: int) -> None:

@@ -33,7 +33,6 @@ MIXES = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1"
 TEACHER = "TRAIN.TEACHER_MODEL={teacher}"
 TIMM = "MODEL.TYPE=timm MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
 SIZE = "MODEL.KWARGS.patch_size=4 MODEL.KWARGS.embed_dim=16 MODEL.KWARGS.depth=2 MODEL.KWARGS.num_heads=2"
-FEATURES = f"TRAIN.OBJECTIVE=features DATA.DATASET=images {TEACHER}"
 NATIVE = "DATA.PIXELS=native DATA.IMAGE_CHANNELS=5"
 # {row: settings}. {teacher} is best.pth of the first row.
 OF_TRAINING = {
@@ -78,11 +77,6 @@ OF_TRAINING = {
     "soft_distillation": f"TRAIN.DISTILLATION_TYPE=soft TRAIN.DISTILLATION_TAU=2 {TEACHER} {EMA} {MIXES}",
     "hard_distillation": f"TRAIN.DISTILLATION_TYPE=hard {TEACHER} TRAIN.SIZE_SCHEDULE=[0:12,1:8]",
     "token_distillation": f"TRAIN.DISTILLATION_TYPE=hard {TEACHER} {TIMM} {SIZE} MODEL.NAME=deit_tiny_distilled_patch16_224",
-    "features": f"{FEATURES} {EMA} DATA.LABELLED_PATH=photos",
-    "features_of_patches": f"{FEATURES} TRAIN.FEATURES=patches TRAIN.FEATURE_LOSS=smooth_l1 {BFLOAT16}",
-    # Images at their own aspect ratio
-    "native_aspect": f"DATA.TOKENS=9 DATA.TRAIN_TOKENS=[4,9] {TIMM} {SIZE} MODEL.NAME=naflexvit_base_patch16_gap {MIXES}"
-    " TRAIN.MIXUP_GROUP=4 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.REPEATED_AUG=2",
     # Length of the run
     "accumulation": "DATA.BATCH_SIZE=2 TRAIN.ACCUM_ITER=4",
     "whole_updates": f"DATA.DROP_LAST=true VALIDATE_FREQ=2 {EMA}",
@@ -102,8 +96,6 @@ OF_IMAGES = {
     "repeated": f"TRAIN.REPEATED_AUG=2 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.RANDOM_ERASE_MODE=rand {MIXES}",
     "growing_images": f"TRAIN.SIZE_SCHEDULE=[0:4,1:12] {MIXES}",
     # Sources
-    "native_aspect_in_half": f"DATA.TOKENS=9 {TIMM} {SIZE} MODEL.NAME=naflexvit_base_patch16_gap {BFLOAT16} {EMA}"
-    " TRAIN.GRAD_CHECKPOINTING=true TRAIN.LAYER_DECAY=0.8 DATA.CACHE=disk DATA.CACHE_PATH=cache",
     "digits": "DATA.DATASET=digits DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.5]"
     " DATA.FOLD=0/2 DATA.BATCH_SIZE=256",
     "lists": "DATA.DATASET=imagenet2012 DATA.DATA_PATH=lists DATA.NUM_WORKERS=2 DATA.WORKERS=threads",
@@ -111,7 +103,6 @@ OF_IMAGES = {
     "shards": "DATA.DATASET=shards DATA.DATA_PATH=shards DATA.SHUFFLE_BUFFER=4",
     "parquet": "DATA.DATASET=parquet DATA.DATA_PATH=parquet DATA.SHUFFLE_BUFFER=4",
     "synthetic": "DATA.DATASET=synthetic DATA.SYNTHETIC_SIZE=28 MODEL.NUM_CLASSES=3",
-    "fractals": "DATA.DATASET=fractals DATA.SYNTHETIC_SIZE=28 MODEL.NUM_CLASSES=3",
     # Images with the values of their files
     "native_pixels": f"{NATIVE} DATA.DATA_PATH=pixels DATA.CACHE=disk TRAIN.COLOR_JITTER=0.3 TRAIN.RANDOM_ERASE_PROB=0.5"
     f" DATA.TRAIN_CROP=simple {MIXES}",

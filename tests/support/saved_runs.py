@@ -30,7 +30,7 @@ def write_run(folder: Path, names: Sequence[str] = ("cat", "dog"), epochs: int =
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     facts = {"device_name": "a processor", "processes": 1, "precision": "autocast float16", "parameters": 202_954}
     facts |= {"training_images": 1438, "validation_images": 359, "classes": len(names), "images_per_update": 64}
-    versions = {"halfstep": "1.0.0", "torch": "2.15.0", "timm": "1.0.31", "python": "3.11.7"}
+    versions = {"halfstep": "3.0.0", "torch": "2.15.0", "timm": "1.0.31", "python": "3.11.7"}
     flags = ["-cfg", "configs/x.yaml", "-amp"]
     status = {
         "state": "done",

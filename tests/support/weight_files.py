@@ -10,9 +10,14 @@ import numpy as np
 import torch
 
 from configs.schema import Config, Data, Model
+from configs.values import flatten
 from models import build_model
+from models.weights.record import preprocessing_of
+from models.weights.torch_files import to_safetensors
+from utils import VERSION
 
 WIDTH, DEPTH, HEADS, CLASSES = 24, 2, 3, 10
+FACTOR = 5  # of the weights that write_run_weights draws
 
 
 def vit(num_classes=CLASSES, image_size=32, patch_size=8, channels=3, **model):
@@ -24,6 +29,22 @@ def vit(num_classes=CLASSES, image_size=32, patch_size=8, channels=3, **model):
 
 def timm_model(name, num_classes=CLASSES, image_size=32):
     return build_model(Config(DATA=Data(IMAGE_SIZE=image_size), MODEL=Model(TYPE="timm", NAME=name)), num_classes)
+
+
+def write_run_weights(path: Path, dataset: str = "imagefolder") -> Path:
+    """Write random weights of a small ViT for images of 32 x 32 and 200 classes, as a run of halfstep exports them."""
+    config = Config(
+        DATA=Data(DATASET=dataset, IMAGE_SIZE=32, CROP_PCT=1.0),
+        MODEL=Model(PATCH_SIZE=4, EMBED_DIM=96, DEPTH=4, NUM_HEADS=3),
+    )
+    classes = [f"kind {number}" for number in range(200)]
+    torch.manual_seed(0)
+    state = build_model(config, len(classes)).state_dict()
+    # Larger than usual at the start of a training, so that the features are far from linear, as trained ones are.
+    state = {name: tensor * FACTOR if tensor.ndim > 1 else tensor for name, tensor in state.items()}
+    facts = {"arch": "vit", "class_names": classes, "config": flatten(config), "data": preprocessing_of(config.DATA)}
+    path.write_bytes(to_safetensors(state, facts | {"weights": "state_dict", "halfstep_version": VERSION}))
+    return path
 
 
 def random_weights() -> dict[str, torch.Tensor]:

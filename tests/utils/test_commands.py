@@ -1,7 +1,11 @@
-"""Commands, packages and files in messages, in the form in which the program was started; and the program halfstep."""
+"""Commands, pages and packages in messages, and the program halfstep."""
 
+import ast
 import importlib.util
 import os
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,61 +19,28 @@ from tests.support.runs import run_fresh, typed
 from utils import commands
 from utils.files import or_shipped, short_name
 
-INSTALLED, WITH_SPACE = "halfstep", "'/my env/bin/halfstep'"
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["resume", Path("-run")], "halfstep resume ./-run"),
+        (["train", "-ngpus", 2], "halfstep train -ngpus 2"),
+        (["make-shards", Path("my photos")], "halfstep make-shards 'my photos'"),
+    ],
+)
+def test_command_can_be_copied_into_a_shell(words, text):
+    assert commands.command(*words) == text
 
 
-@pytest.fixture
-def started_as(monkeypatch):
-    """Return a function that sets how this program was started; None: by its file, in a clone."""
-
-    def start(name: str | None) -> None:
-        monkeypatch.delenv(commands.TYPED, raising=False)
-        if name:
-            monkeypatch.setenv(commands.TYPED, name)
-
-    return start
-
-
-COMMANDS = [
-    (INSTALLED, "main_single_gpu.py", ["-resume", Path("-run")], "halfstep train -resume ./-run"),
-    (INSTALLED, "main_multi_gpu.py", ["-ngpus", 2], "halfstep train -ngpus 2"),
-    (INSTALLED, "scripts/make_shards.py", [Path("my photos")], "halfstep make-shards 'my photos'"),
-    (WITH_SPACE, "scripts/predict.py", ["latest"], f"{WITH_SPACE} predict latest"),
-    ("python -m halfstep", "scripts/labels.py", [], "python -m halfstep labels"),
-    (None, "scripts/predict.py", ["latest"], f"{sys.executable} {ROOT}/scripts/predict.py latest"),
-]
-
-
-@pytest.mark.parametrize("start, script, words, text", COMMANDS)
-def test_command_is_written_as_the_program_was_started(started_as, here, monkeypatch, start, script, words, text):
-    started_as(start)
-    monkeypatch.setenv("PATH", "")  # otherwise `python` may be the running one
-    assert commands.command(script, *words) == text
-
-
-TEXTS = [
-    ("run scripts/report.py again", "run halfstep report again"),
-    ("see predict.py -unknown", "see halfstep predict -unknown"),
-    ("python main_multi_gpu.py -ngpus 2", "halfstep train -ngpus 2"),
-    ("python scripts/make_shards.py -h", "halfstep make-shards -h"),
-    ("timm's train.py, my/predict.py, myembed.py", None),  # other programs
-    ("layouts: docs/data.md", f"layouts: {ROOT}/docs/data.md"),
-    ("files of my/docs/data.md, docs/zh", None),
-]
-
-
-@pytest.mark.parametrize("text, installed", TEXTS)
-def test_message_names_commands_and_pages_of_the_installed_form(started_as, text, installed):
-    started_as(None)
-    assert commands.as_typed(text) == text
-    started_as(INSTALLED)
-    assert commands.as_typed(text) == (installed or text)
+def test_page_is_a_path_from_the_working_folder(here, monkeypatch):
+    assert commands.page("docs/data.md") == f"{ROOT}/docs/data.md"
+    monkeypatch.chdir(ROOT)
+    assert commands.page("docs/data.md") == "docs/data.md"
 
 
 @pytest.mark.parametrize("tool", ["pip", "another environment", "pipx", "uv"])
-def test_missing_package_is_named_for_the_tool_that_made_the_environment(started_as, monkeypatch, tmp_path, tool):
+def test_missing_package_is_named_for_the_tool_that_made_the_environment(monkeypatch, tmp_path, tool):
     """In an environment of uv there is no pip; pipx leaves a file in its environments."""
-    started_as(INSTALLED)
     python = tmp_path / "python"
     python.touch(0o755)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -80,24 +51,51 @@ def test_missing_package_is_named_for_the_tool_that_made_the_environment(started
     if tool == "uv":
         find = importlib.util.find_spec
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
-    monkeypatch.chdir(ROOT)
     expected = {
-        "pip": "python -m pip install",
+        "pip": "pip install",
         "another environment": f"{python} -m pip install",
         "pipx": "pipx runpip halfstep install",
         "uv": f"uv pip install --python {python}",
     }
-    assert commands.as_typed("needs onnx: pip install onnx") == f"needs onnx: {expected[tool]} onnx"
+    assert commands.pip("install") == expected[tool]
 
 
-def test_every_script_is_a_command_and_has_a_file():
-    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
-    assert set(commands.NAMES.split("|")) >= scripts
-    files = {file for file, _, _ in program.COMMANDS.values()}
-    assert files == {program.SINGLE, *(f"scripts/{name}.py" for name in commands.NAMES.split("|"))}
-    assert not [file for file in files if not (ROOT / file).exists()]
+def test_shell_without_halfstep_gets_an_alias_that_starts_it(monkeypatch):
+    assert commands.alias() is None
+    monkeypatch.setenv("PATH", os.path.dirname(shutil.which("sh")))
+    line = f"shopt -s expand_aliases\n{commands.alias()}\nhalfstep -h"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.stdout.startswith("halfstep trains"), done.stderr
+
+
+# Files whose texts generated pages have too, and the file that an older Python parses
+NOT_COPIED = {"configs/schema.py", "configs/flags.py", "configs/tables.py", "utils/__init__.py"}
+
+
+def texts_of(path: Path) -> list[str]:
+    """Return the texts of a file except docstrings and arguments of page and pip."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    left_out = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    left_out |= {argument for call in calls if call.func.id in ("page", "pip") for argument in call.args}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in left_out]
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+def test_messages_name_pages_and_packages_through_functions():
+    rooms = ("configs", "datasets", "engine", "models", "utils", "scripts")
+    paths = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    names = re.compile(r"docs/[\w-]+\.md|pip install|python (main_|scripts/)")
+    for path in (path for path in paths if "benchmarks" not in path.parts and "maintenance" not in path.parts):
+        name = str(path.relative_to(ROOT))
+        assert name in NOT_COPIED or not [text for text in texts_of(path) if names.search(text)], name
+
+
+def test_every_script_is_the_file_of_a_command():
+    scripts = {path.name for path in (ROOT / "scripts").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    assert {file for file, _, _ in program.COMMANDS.values()} == {f"scripts/{name}" for name in scripts}
     for name, (file, first, _) in program.COMMANDS.items():
-        assert first or commands.name_of(file) == name
+        assert first or Path(file).stem.replace("_", "-") == name
 
 
 # --- which program a command starts ---
@@ -105,28 +103,28 @@ def test_every_script_is_a_command_and_has_a_file():
 SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}
 RANK = {"RANK": "0", "WORLD_SIZE": "2"}
-SINGLE, MULTI = program.SINGLE, program.MULTI
+TRAIN, MULTI = program.TRAIN, program.MULTI
 STARTS = [
-    ("train -cfg vit_digits", {}, [SINGLE, "-cfg", "vit_digits"]),
+    ("train -cfg vit_digits", {}, [TRAIN, "-cfg", "vit_digits"]),
     ("train -amp -ngpus 2", {}, [MULTI, "-amp", "-ngpus", "2"]),
     ("check --ngpus=2", {}, [MULTI, "-check", "--ngpus=2"]),
     ("train -rank 0 -world-size 2", {}, [MULTI, "-rank", "0", "-world-size", "2"]),
     ("train", RANK, [MULTI]),
-    ("train", RANK | {"WORLD_SIZE": "1"}, [SINGLE]),
+    ("train", RANK | {"WORLD_SIZE": "1"}, [TRAIN]),
     ("train", {"RANK": "0", "WORLD_SIZE": "two"}, [MULTI]),  # it reports the mistake
     ("evaluate a.pth -amp", TORCHRUN | {"WORLD_SIZE": "2"}, [MULTI, "-eval", "-pretrained", "a.pth", "-amp"]),
-    ("train", TORCHRUN, [SINGLE]),
+    ("train", TORCHRUN, [TRAIN]),
     ("train", TORCHRUN | {"PET_NNODES": "1:4"}, [MULTI]),  # elastic: others may join
     ("train", SRUN, [MULTI]),
-    ("train", SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, [SINGLE]),
-    ("resume", {}, [SINGLE, "-resume", "auto"]),
-    ("resume -amp", {}, [SINGLE, "-resume", "auto", "-amp"]),
-    ("resume output/a -epochs 9", {}, [SINGLE, "-resume", "output/a", "-epochs", "9"]),
-    ("evaluate -resume output/a", {}, [SINGLE, "-eval", "-resume", "output/a"]),
+    ("train", SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, [TRAIN]),
+    ("resume", {}, [TRAIN, "-resume", "auto"]),
+    ("resume -amp", {}, [TRAIN, "-resume", "auto", "-amp"]),
+    ("resume output/a -epochs 9", {}, [TRAIN, "-resume", "output/a", "-epochs", "9"]),
+    ("evaluate -resume output/a", {}, [TRAIN, "-eval", "-resume", "output/a"]),
     ("predict latest photos", RANK, ["scripts/predict.py", "latest", "photos"]),
     ("make-shards -h", {}, ["scripts/make_shards.py", "-h"]),
-    ("-version", {}, [SINGLE, "-version"]),
-    ("--version", {}, [SINGLE, "-version"]),
+    ("-version", {}, [TRAIN, "-version"]),
+    ("--version", {}, [TRAIN, "-version"]),
 ]
 
 
@@ -141,13 +139,11 @@ def test_command_starts_the_program_of_its_flags_and_launcher(monkeypatch, line,
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["/nowhere/halfstep", *line.split()])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv(commands.TYPED, "")
     monkeypatch.setattr(os, "execv", lambda file, words: started.append((file, words)))
     program.main()
     ((file, words),) = started
     assert file == words[0] == sys.executable
     assert words[1:] == [str(ROOT / expected[0]), *expected[1:]]
-    assert os.environ[commands.TYPED] == "/nowhere/halfstep"
 
 
 def test_halfstep_alone_lists_its_commands(monkeypatch, capsys):
@@ -169,12 +165,11 @@ def test_unknown_command_is_refused_with_a_near_one(monkeypatch, capsys, name, n
 
 
 @pytest.mark.slow
-def test_help_and_version_of_a_clone_run_by_module_name():
-    """From another folder, `python -m halfstep` of a clone works, and usage lines name it."""
+def test_help_of_a_clone_run_by_module_name():
     variables = {"PATH": "", "PYTHONSAFEPATH": "1"}
     done = run_fresh("halfstep/__main__.py", "train", "-h", environment=variables).done()
-    assert done.stdout.startswith("usage: ") and "-m halfstep train [-cfg FILE]" in done.stdout
-    assert "-m halfstep train -eval" in done.stdout and ".py" not in done.stdout
+    assert done.stdout.startswith("usage: halfstep train [-cfg FILE]")
+    assert "halfstep evaluate output/" in done.stdout and ".py" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -213,8 +208,8 @@ def test_log_names_shipped_settings_and_weights(here):
     loaded = load_settings(["-cfg", "vit_digits"])
     assert loaded.notes[0] == f"-cfg: configs/vit_digits.yaml comes with halfstep ({ROOT / 'configs/vit_digits.yaml'})"
     assert loaded.origins["MODEL.DEPTH"] == "configs/vit_digits.yaml"
-    for name in ("weights/vit_fractals", "weights/vit_fractals.safetensors"):
-        assert find_file(name) == ROOT / "weights/vit_fractals.safetensors"
+    for name in ("weights/tf_efficientnet_lite0", "weights/tf_efficientnet_lite0.safetensors"):
+        assert find_file(name) == ROOT / "weights/tf_efficientnet_lite0.safetensors"
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from datasets.pixels.decode import (
 )
 from datasets.pixels.native.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
 from datasets.pixels.rules import ImageReadError, PixelRules
+from utils.commands import pip
 
 PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value
 PNG_HEADER, PNG_KIND, GREY_AND_OPACITY, EIGHT_BITS_RGBA = slice(12, 29), 25, 4, b"\x08\x06"
@@ -175,7 +176,7 @@ def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
     try:
         from tifffile import TiffFile
     except ImportError as error:
-        raise ImageReadError("a TIFF of these values needs tifffile: pip install tifffile imagecodecs") from error
+        raise ImageReadError(f"a TIFF of these values needs tifffile: {pip('install')} tifffile imagecodecs") from error
     logging.getLogger("tifffile").disabled = True  # it would print damage that does not harm the pixels
     with TiffFile(io.BytesIO(data), is_ome=False) as tiff:  # OME would fill channels of other files with zeros
         series = [each for each in tiff.series if not each.keyframe.is_reduced] or tiff.series
@@ -206,7 +207,9 @@ def _pixels_of(series: Any, num_series: int, rules: PixelRules) -> np.ndarray:
     except ValueError as error:
         if "imagecodecs" not in str(error):
             raise
-        raise ImageReadError(f"its compression ({page.compression.name}) needs: pip install imagecodecs") from error
+        raise ImageReadError(
+            f"its compression ({page.compression.name}) needs: {pip('install')} imagecodecs"
+        ) from error
     return np.moveaxis(pixels, [series.axes.index(axis) for axis in "YX"], (0, 1)).reshape(height, width, -1)
 
 
@@ -217,7 +220,7 @@ def _read_dicom(data: bytes, rules: PixelRules, kind: str) -> np.ndarray:
     try:
         from pydicom import dcmread
     except ImportError as error:
-        raise ImageReadError("a DICOM file needs pydicom: pip install pydicom") from error
+        raise ImageReadError(f"a DICOM file needs pydicom: {pip('install')} pydicom") from error
     if DEFLATED in data:
         raise ImageReadError("a deflated DICOM file could expand without a limit; save it with another transfer syntax")
     Image.MAX_IMAGE_PIXELS = rules.max_pixels  # for JPEG files inside

@@ -5,6 +5,8 @@ import io
 
 from PIL import ExifTags, TiffImagePlugin
 
+from utils.commands import page
+
 NUMPY, DICOM_PLACE = b"\x93NUMPY", slice(128, 132)  # the first bytes of .npy files, and where DICOM files have DICM
 TIFFS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the first bytes; the last two are of BigTIFF
 TIFF_CHANNELS, TIFF_BITS = ExifTags.Base.SamplesPerPixel, ExifTags.Base.BitsPerSample
@@ -16,7 +18,7 @@ def is_dicom(data: bytes) -> bool:
 
 def describe_unread(data: bytes) -> str:
     """Return what a file is that only DATA.PIXELS native reads, or ""."""
-    remedy = "; DATA.PIXELS=native reads it (docs/pixels.md)"
+    remedy = f"; DATA.PIXELS=native reads it ({page('docs/pixels.md')})"
     if data.startswith(NUMPY) or is_dicom(data):
         return ("a NumPy array" if data.startswith(NUMPY) else "a DICOM file") + remedy
     with contextlib.suppress(Exception):  # the file is damaged

@@ -19,6 +19,7 @@ from configs.schema import Config
 from configs.values import flatten
 from engine.record.saved_files import PICTURES, read_object
 from engine.record.trackers.listeners import LISTENERS, Ending, Listener, Start, TrackedRow
+from utils.commands import pip
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
 from utils.files import write_text
@@ -40,7 +41,7 @@ def check_trackers(config: Config) -> None:
     for name in PACKAGES.keys() & config.TRACK:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a spec without an origin is just a folder of that name
-            raise ConfigError(f"TRACK: {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")
+            raise ConfigError(f"TRACK: {name} needs the package {PACKAGES[name]}: {pip('install')} {PACKAGES[name]}")
 
 
 class TrackerThread:

@@ -7,12 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import Normalize, build_normalize, build_preparation
-from datasets.batching import batching_of
+from datasets import Normalize, build_preparation
 from datasets.pixels import pixels_of
 from datasets.pixels.native.floats import Jitter, shrunk
 from datasets.transforms.crop import EvalTransform, TrainTransform
-from engine.export.runtime import RawPhotos
 from tests.support.configs import replaced
 from tests.support.loading import first_batch
 from tests.support.native_images import CHANNELS, config_of, draw, measured, pixels, settings
@@ -162,23 +160,23 @@ SHOWN = {(): (0, 1, 2), (4, 2, 0): (4, 2, 0)}
 @pytest.mark.parametrize("rgb", SHOWN, ids=str)
 def test_pictures_show_the_channels_that_are_red_green_and_blue(rgb):
     images, data = batch_of(), config_of(IMAGENET_MEAN=MEAN, IMAGENET_STD=DEVIATION, RGB=rgb).DATA
-    expected, normalize = (255 * images[:, SHOWN[rgb]]).round(), build_normalize(data)
+    expected, normalize = (255 * images[:, SHOWN[rgb]]).round(), Normalize(data)
     assert (normalize.pixels(normalize(images)).float() - expected).abs().max() <= 1
     assert normalize.pixels(normalize(images)).dtype == torch.uint8
-    pictures = batching_of(data).pictures(images)
+    pictures = pixels_of(data).pictures(images)
     np.testing.assert_array_equal(pictures, expected.permute(0, 2, 3, 1).numpy().astype(np.uint8))
 
 
 def test_pictures_clip_overshoot_of_bicubic_resizing():
     images = batch_of() * 1.4 - 0.2
-    found = build_normalize(config_of().DATA)
+    found = Normalize(config_of().DATA)
     assert torch.equal(found.pixels(found(images)), (255 * images[:, :3].clamp(0, 1)).round().to(torch.uint8))
 
 
 def test_pictures_of_raw_values_are_scaled_by_the_limits():
     image = pixels()
     data = config_of(limits=LIMITS, RGB=(4, 2, 0)).DATA
-    (found,) = RawPhotos(pixels_of(data)).pictures(torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None])
+    found = pixels_of(data).shown(image.astype(np.float32))
     expected = np.rint(255 * scaled(image)[:, :, [4, 2, 0]])
     assert found.dtype == np.uint8 and np.abs(found - expected).max() <= 1
 
@@ -196,8 +194,7 @@ def test_native_image_of_8_bits_has_the_usual_input(channels):
     for data, dtype in ((native, torch.float32), (plain, torch.uint8)):
         out = torch.empty(channels, SIDE, SIDE, dtype=dtype)
         EvalTransform(data)(image, out)
-        inputs.append(build_normalize(data)(out[None]))
-    assert type(build_normalize(plain)) is Normalize
+        inputs.append(Normalize(data)(out[None]))
     torch.testing.assert_close(inputs[0], inputs[1], rtol=0, atol=1e-6)
 
 
@@ -212,7 +209,7 @@ def run_settings(tmp_path_factory):
 
 
 def prepared(config, batch) -> torch.Tensor:
-    return build_preparation(config, build_normalize(config.DATA))(batch)[0]
+    return build_preparation(config, Normalize(config.DATA))(batch)[0]
 
 
 def only(config, channel: int):

@@ -31,6 +31,8 @@ from utils.log import Log
 
 pytestmark = pytest.mark.slow
 
+SPLIT = {"rule": "hash"}
+
 
 def start(output: Path, *words: str, **options) -> Ended:
     """Run two short epochs, with the settings file next to the output folder."""
@@ -118,26 +120,26 @@ def test_allowed_changes_on_resume_are_reported(case):
     changed, now = map(yaml.safe_load, case.split(" now "))
     config = replaced(Config(), TRAIN=now, START={"ALLOW_CHANGED": ("GLOBAL_BATCH", "AUGMENTATION"), "LAST_EPOCH": 2})
     saved = comparable(replaced(config, TRAIN={"NUM_EPOCHS": 300}), order()) | changed
-    state = {"epoch": 1, "step": 30, "config": saved, "progress": {"choices": []}}
-    found = refuse_changes(config, order(), {}, state, Path("last.pth"))
+    state = {"epoch": 1, "step": 30, "config": saved, "split": SPLIT, "progress": {"choices": []}}
+    found = refuse_changes(config, order(), SPLIT, state, Path("last.pth"))
     assert_names("\n".join(found) or "(nothing)", *names_of("changes_on_resume", case))
     state["progress"]["choices"] = [[20, 40]]
     with contextlib.nullcontext() if "GLOBAL_BATCH" not in changed else refused(ConfigError, "TRAIN.BUDGET"):
-        refuse_changes(config, order(), {}, state, Path("last.pth"))
+        refuse_changes(config, order(), SPLIT, state, Path("last.pth"))
 
 
 def test_advice_to_allow_changes_names_those_that_are_already_allowed():
     changed = {"TRAIN.SMOOTHING": 0.3, "TRAIN.GRAD_CLIP": 7.0}
-    state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | changed, "progress": {}}
+    state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | changed, "split": SPLIT, "progress": {}}
     config = replaced(Config(), START={"ALLOW_CHANGED": ("TRAIN.SMOOTHING",)})
     with refused(ConfigError, "TRAIN.GRAD_CLIP", "TRAIN.SMOOTHING"):
-        refuse_changes(config, order(), {}, state, Path("last.pth"))
+        refuse_changes(config, order(), SPLIT, state, Path("last.pth"))
 
 
 def test_resume_refuses_unknown_saved_setting():
-    state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | {"DATA.FOLDS": 5}, "progress": {}}
-    with refused(ConfigError, "last.pth", "DATA.FOLDS", "-pretrained"):
-        refuse_changes(Config(), order(), {}, state, Path("last.pth"))
+    state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | {"DATA.LATER": 5}, "progress": {}}
+    with refused(ConfigError, "last.pth", "DATA.LATER", "does not know", "-pretrained"):
+        refuse_changes(Config(), order(), SPLIT, state, Path("last.pth"))
 
 
 def test_saved_indices_of_bad_images_are_ignored_for_changed_images():

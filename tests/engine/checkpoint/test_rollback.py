@@ -85,7 +85,7 @@ def test_run_with_nonfinite_gradients_stops_if_no_good_checkpoint_exists(start):
     full = ["open .overflow-batch.pth.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(8), find_no_room=full)
     assert code == 3 and "going back to" not in said and not (folder / "bad_batches.jsonl").exists()
-    assert "warning: cannot save the last batch" in said and "doctor.py" not in status_of(folder)["reason"]
+    assert "warning: cannot save the last batch" in said and "halfstep doctor" not in status_of(folder)["reason"]
 
 
 @pytest.mark.parametrize("options", [(), ("DIST.STRATEGY=fsdp2",)], ids=["ddp", "fsdp2"])

@@ -50,7 +50,7 @@ def test_runs_across_time_zones_are_ordered_by_utc(output):
     start(output, "-epochs", "2", set_time_zone=["UTC"], **killed_at, save_at_once=[])
     (killed,) = set(output.iterdir()) - {finished}
     assert killed.name < finished.name
-    os.utime(finished / "config.yaml")  # a date that older versions of `latest` compared
+    os.utime(finished / "config.yaml")  # a date that `latest` must not compare
     before = contents(finished)
     for word in ("auto", "latest"):
         checked = start(output, "-resume", word, "-epochs", "2", "-check", "-check_images", "50")

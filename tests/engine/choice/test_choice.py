@@ -4,6 +4,8 @@ import json
 import shlex
 import shutil
 import signal
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,18 +29,19 @@ from engine.report.choice import notes_of
 from engine.settings import load_settings, words_in
 from engine.train.forecast import RunTimes
 from tests.support import number_rows, several_labels
-from tests.support.forks import ROOT
 from tests.support.image_sets import draw_patches
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, typed
+from tests.support.weight_files import write_run_weights
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.slow
 
-FRACTALS = str(ROOT / "weights/vit_fractals.safetensors")
-LARGE, SMALL = f"{FRACTALS}@16", f"{FRACTALS}@8"
+FOLDER = TemporaryDirectory()
+WEIGHTS = str(Path(FOLDER.name).resolve() / "vit.safetensors")
+BEST, WORSE = f"{WEIGHTS}@8", f"{WEIGHTS}@16"  # random weights see digits best in their own size
 ROW = {"exceeds_budget": False}
 DIGITS = ["-dataset", "digits", "-epochs", "1", "-opts", "DATA.HFLIP=0", "DATA.BATCH_SIZE=100"]
 
@@ -58,23 +61,29 @@ def without_times(record: dict) -> dict:
     return record | {"candidates": rows}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def weights():
+    yield write_run_weights(Path(WEIGHTS))
+    FOLDER.cleanup()
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """Return the folder of a choice between two image sizes, and its record."""
     folder = tmp_path_factory.mktemp("choice")
-    return folder, chosen(folder, LARGE, SMALL)
+    return folder, chosen(folder, BEST, WORSE)
 
 
-def test_larger_images_of_digits_are_chosen_with_score_and_interval(kept):
+def test_own_size_of_digits_is_chosen_with_score_and_interval(kept):
     _, record = kept
     best, other = record["candidates"]
-    assert record["best"] == best["word"] == LARGE and record["failed"] == []
-    assert (other["name"], other["image_size"]) == (FRACTALS, 8)
+    assert record["best"] == best["word"] == BEST and record["failed"] == []
+    assert (other["name"], other["image_size"]) == (WEIGHTS, 16)
     assert best["score"] > other["score"] + 5 and not best["is_worse"] and other["is_worse"]
     for row in (best, other):
         low, high = row["interval"]
         assert low < row["score"] < high and row["train_images_per_s"] > 0 and row["seconds"] > 0
-    assert best["parameters"] > other["parameters"] > 400_000  # fewer positions
+    assert 400_000 < best["parameters"] < other["parameters"]  # fewer positions
     assert "1,438 of 1,438 training images" in record["images"]
 
 
@@ -84,8 +93,8 @@ def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch
     monkeypatch.setattr(
         "engine.choice.measure.Scored", lambda plan, found: computed.extend(found) or Scored(plan, found)
     )
-    plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
-    measure(plan, Candidate(FRACTALS, 16), 0.0)
+    plan = plan_candidate(DIGITS, Candidate(WEIGHTS, 8), process())
+    measure(plan, Candidate(WEIGHTS, 8), 0.0)
     (images,), (found,) = images_of(plan), computed
     folds, features, targets = fold_of_each(images), found.joined, found.targets
     right = []
@@ -99,7 +108,7 @@ def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch
 
 
 def test_each_image_is_in_one_fold():
-    plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
+    plan = plan_candidate(DIGITS, Candidate(WEIGHTS, 16), process())
     (images,) = images_of(plan)
     sizes = np.bincount(fold_of_each(images), minlength=FOLDS)
     assert sizes.sum() == len(images) and sizes.min() > len(images) / FOLDS / 2
@@ -109,28 +118,28 @@ def test_second_call_measures_only_new_candidates(kept, monkeypatch):
     folder, record = kept
     built = []
     monkeypatch.setattr("engine.choice.measure.build", lambda plan, log: built.append(plan) or 1 / 0)
-    again = chosen(folder, LARGE, SMALL)
+    again = chosen(folder, BEST, WORSE)
     assert built == [] and again == record
     with pytest.raises(ZeroDivisionError):
-        chosen(folder, LARGE, f"{FRACTALS}@24")
+        chosen(folder, BEST, f"{WEIGHTS}@24")
     assert len(built) == 1
 
 
 @pytest.mark.parametrize("name", ["VERSION", "RESULTS"])
 def test_result_of_another_version_is_not_used(name, monkeypatch):
-    plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
-    before = file_of(plan, Candidate(FRACTALS, 16))
-    assert before == file_of(plan, Candidate(FRACTALS, 16))
+    plan = plan_candidate(DIGITS, Candidate(WEIGHTS, 16), process())
+    before = file_of(plan, Candidate(WEIGHTS, 16))
+    assert before == file_of(plan, Candidate(WEIGHTS, 16))
     monkeypatch.setattr(f"engine.choice.measure.{name}", "other")
-    assert before != file_of(plan, Candidate(FRACTALS, 16))
+    assert before != file_of(plan, Candidate(WEIGHTS, 16))
 
 
 def test_forecast_counts_all_updates_of_the_run(kept, monkeypatch):
     """The updates of the trial that times them belong to the run too."""
     asked = []
     monkeypatch.setattr(RunTimes, "until_end", lambda times, *steps: asked.append(steps) or 1.0)
-    plan = plan_candidate(DIGITS, Candidate(FRACTALS, 8), process())
-    measure(plan, Candidate(FRACTALS, 8), 0.0)
+    plan = plan_candidate(DIGITS, Candidate(WEIGHTS, 8), process())
+    measure(plan, Candidate(WEIGHTS, 8), 0.0)
     assert asked[-1] == (0, plan.num_updates)
 
 
@@ -146,14 +155,14 @@ def test_choice_that_was_killed_continues_to_the_same_table(kept, tmp_path):
         *(json.dumps(each).encode() for each in wrong),
     ):  # they count as none
         (tmp_path / second.name).write_bytes(damaged)
-        assert without_times(chosen(tmp_path, LARGE, SMALL)) == without_times(record)
+        assert without_times(chosen(tmp_path, BEST, WORSE)) == without_times(record)
 
 
 def test_candidate_that_fails_does_not_end_the_others(kept, tmp_path):
     folder, record = kept
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"no weights")
-    found = chosen(folder, str(broken), LARGE)
+    found = chosen(folder, str(broken), BEST)
     assert [each["name"] for each in found["failed"]] == [str(broken)]
     assert found["candidates"] == record["candidates"][:1]
     with refused(ConfigError, str(broken)):
@@ -163,13 +172,13 @@ def test_candidate_that_fails_does_not_end_the_others(kept, tmp_path):
 def test_budget_excludes_only_what_its_shortest_run_exceeds(kept):
     folder, record = kept
     shortest = [row["shortest_seconds"] for row in record["candidates"]]
-    none = chosen(folder, LARGE, SMALL, left=lambda: min(shortest) / 2)
+    none = chosen(folder, BEST, WORSE, left=lambda: min(shortest) / 2)
     assert all(row["exceeds_budget"] for row in none["candidates"])
     fastest = min(none["candidates"], key=lambda row: row["shortest_seconds"])
     assert none["best"] == fastest["word"]
     with refused(ConfigError, "TRAIN.BUDGET", "the choice"):
-        chosen(folder, LARGE, SMALL, left=lambda: -1.0)
-    enough = chosen(folder, LARGE, SMALL, left=lambda: max(shortest) * 2)
+        chosen(folder, BEST, WORSE, left=lambda: -1.0)
+    enough = chosen(folder, BEST, WORSE, left=lambda: max(shortest) * 2)
     assert not any(row["exceeds_budget"] for row in enough["candidates"]) and enough["best"] == record["best"]
 
 
@@ -206,10 +215,10 @@ def test_few_of_six_equal_candidates_are_called_worse():
 
 def test_weights_with_and_without_their_own_size_are_one_candidate(kept):
     folder, record = kept
-    size = plan_candidate(DIGITS, Candidate(FRACTALS), process()).config.DATA.IMAGE_SIZE
-    found = chosen(folder, FRACTALS, f"{FRACTALS}@{size}")
-    assert [row["word"] for row in found["candidates"]] == [FRACTALS]
-    assert any(f"{FRACTALS}@{size}" in note for note in found["notes"])
+    size = plan_candidate(DIGITS, Candidate(WEIGHTS), process()).config.DATA.IMAGE_SIZE
+    found = chosen(folder, WEIGHTS, f"{WEIGHTS}@{size}")
+    assert [row["word"] for row in found["candidates"]] == [WEIGHTS]
+    assert any(f"{WEIGHTS}@{size}" in note for note in found["notes"])
 
 
 def test_candidates_that_fail_alike_share_a_line():
@@ -233,9 +242,9 @@ def test_labels_and_numbers_are_scored_by_their_own_metric(kind, tmp_path):
         file = number_rows.write_digits(tmp_path, 300)[0]
         options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,'*']"]
     arguments = ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", "DATA.HFLIP=0", *options]
-    record = chosen(tmp_path / "out", SMALL, LARGE, arguments=arguments)
+    record = chosen(tmp_path / "out", WORSE, BEST, arguments=arguments)
     best, other = record["candidates"]
-    assert best["word"] == LARGE and other["word"] == SMALL
+    assert best["word"] == BEST and other["word"] == WORSE
     if kind == "labels":
         assert record["metric"] == "map" and 100 > best["score"] > other["score"] > 60
     else:
@@ -250,11 +259,11 @@ def test_images_of_a_group_are_scored_together(tmp_path):
     (tmp_path / "groups.csv").write_text("\n".join([f"{header},owner", *copies]) + "\n")
     options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]", "DATA.GROUP_BY=owner"]
     arguments = ["-dataset", "csv", "-data_path", str(tmp_path / "groups.csv"), "-epochs", "1", "-opts", *options]
-    plan = plan_candidate(arguments, Candidate(FRACTALS, 8), process())
+    plan = plan_candidate(arguments, Candidate(WEIGHTS, 8), process())
     (images,) = images_of(plan)
     folds, names = fold_of_each(images), [images.table_name(row) for row in range(len(images))]
     assert len({(name, fold) for name, fold in zip(names, folds.tolist(), strict=True)}) == len(set(names))
-    scored, _ = measure(plan, Candidate(FRACTALS, 8), 0.0)
+    scored, _ = measure(plan, Candidate(WEIGHTS, 8), 0.0)
     # Two digits that look the same are in one group too.
     assert (
         scored.num_groups == int(joined(images.copies, np.unique(names, return_inverse=True)[1]).max()) + 1 < len(names)
@@ -271,14 +280,14 @@ def test_changed_groups_are_scored_again(tmp_path):
         for part, chosen_rows, owner in (("train", rows[:80], "a"), ("val", rows[80:], owners)):
             lines = [f"{row},{part}{owner[number % len(owner)]}" for number, row in enumerate(chosen_rows)]
             (tmp_path / f"{part}.csv").write_text("\n".join([f"{header},owner", *lines]) + "\n")
-        names.append(file_of(plan_candidate(arguments, Candidate(FRACTALS, 8), process()), Candidate(FRACTALS, 8)))
+        names.append(file_of(plan_candidate(arguments, Candidate(WEIGHTS, 8), process()), Candidate(WEIGHTS, 8)))
     assert names[0] != names[1]
 
 
 def test_choice_stopped_by_a_signal_and_repeated_gives_the_same_run(tmp_path):
     folders = []
     for name, faults in (("whole", {}), ("stopped", {"tell": [0, "choice", signal.SIGTERM]})):
-        words = ["-pretrained", f"choose:{LARGE},{SMALL}", "-output", str(tmp_path / name), "-resume", "auto", *DIGITS]
+        words = ["-pretrained", f"choose:{BEST},{WORSE}", "-output", str(tmp_path / name), "-resume", "auto", *DIGITS]
         faults |= {"judge_no_labels": [], "draw_no_curves": []}
         ended = run("main_single_gpu.py", *words, "REPORT=false", faults=faults)
         if "tell" in faults:
@@ -295,29 +304,29 @@ def test_choice_stopped_by_a_signal_and_repeated_gives_the_same_run(tmp_path):
 
 def test_weights_that_have_learned_these_images_are_no_candidate(kept, tmp_path):
     folder, record = kept
-    words = ["-pretrained", FRACTALS, "-image_size", "8", "-output", tmp_path, "-name", "run"]
+    words = ["-pretrained", WEIGHTS, "-image_size", "8", "-output", tmp_path, "-name", "run"]
     typed("main_single_gpu.py", "-cfg", "finetune", *words, *DIGITS, "REPORT=false").done()
-    found = chosen(folder, str(tmp_path / "run"), LARGE)
+    found = chosen(folder, str(tmp_path / "run"), BEST)
     assert found["candidates"] == record["candidates"][:1]
     assert "learned the labels of these images" in found["failed"][0]["reason"]
 
 
 def test_weights_of_a_run_may_have_seen_validation_images_and_say_so(tmp_path):
     for number in range(32):
-        part, label = "train" if number < 24 else "val", f"fractal {number % 2}"
+        part, label = "train" if number < 24 else "val", f"kind {number % 2}"
         draw_patches(tmp_path / "drawn" / part / label / f"{number}.png", number)
     arguments = ["-data_path", str(tmp_path / "drawn"), "-epochs", "1", "-opts", "DATA.BATCH_SIZE=8"]
-    record = chosen(tmp_path / "out", f"{FRACTALS}@8", arguments=arguments)
+    record = chosen(tmp_path / "out", f"{WEIGHTS}@8", arguments=arguments)
     assert "may be among the training images" in "".join(record["notes"])
 
 
 def test_weights_of_a_run_are_trained_as_all_candidates():
     """Without a choice, a run from these weights has the settings of their run."""
-    candidate, data = Candidate(FRACTALS, 16), ["-dataset", "digits"]
+    candidate, data = Candidate(WEIGHTS, 16), ["-dataset", "digits"]
     config = plan_candidate(data, candidate, process()).config
-    words = [*data, "-cfg", "finetune", "-pretrained", FRACTALS, "-image_size", "16"]
+    words = [*data, "-cfg", "finetune", "-pretrained", WEIGHTS, "-image_size", "16"]
     assert config == load_settings(words).config
-    alone = load_settings([*data, "-pretrained", FRACTALS, "-image_size", "16"]).config
+    alone = load_settings([*data, "-pretrained", WEIGHTS, "-image_size", "16"]).config
     assert config.TRAIN != alone.TRAIN
 
 
@@ -337,15 +346,15 @@ def test_too_many_unreadable_images_end_the_choice_before_a_candidate_is_measure
         file.write_bytes(b"no image")
     monkeypatch.setattr("engine.choice.measure.build", lambda plan, log: 1 / 0)
     with refused(DataError, "cannot be read", "DATA.MAX_BAD_FRACTION"):
-        chosen(tmp_path / "out", SMALL, arguments=arguments)
+        chosen(tmp_path / "out", WORSE, arguments=arguments)
 
 
 def test_results_with_an_unreadable_image_are_kept(photos, tmp_path, monkeypatch):
     arguments, files = photos
     files[30].write_bytes(b"no image")
-    before = chosen(tmp_path / "out", SMALL, arguments=arguments)
+    before = chosen(tmp_path / "out", WORSE, arguments=arguments)
     monkeypatch.setattr("engine.choice.measure.build", lambda plan, log: 1 / 0)
-    assert chosen(tmp_path / "out", SMALL, arguments=arguments) == before
+    assert chosen(tmp_path / "out", WORSE, arguments=arguments) == before
     assert "50 of 51 training images" in before["images"]
 
 
@@ -388,7 +397,7 @@ def test_few_images_are_counted_as_they_are(tmp_path, monkeypatch):
     times = SimpleNamespace(update=2.0, evaluation=1.0, until_end=lambda *steps: 9.0)
     monkeypatch.setattr("engine.choice.measure.forecast_run", lambda *given: SimpleNamespace(times=times))
     arguments = ["-data_path", str(tmp_path / "drawn"), "-epochs", "1", "-opts", "DATA.BATCH_SIZE=100"]
-    record = chosen(tmp_path / "out", SMALL, arguments=arguments)
+    record = chosen(tmp_path / "out", WORSE, arguments=arguments)
     row = record["candidates"][0]
     assert record["images"].endswith("images of a class that their model was not fitted to: 3") and row["score"] == 0
     assert "3 of 3 training images" in record["images"] and row["train_images_per_s"] == 3 / 2
@@ -398,13 +407,13 @@ def test_changed_photos_are_measured_again(tmp_path):
     file, _ = number_rows.write_digits(tmp_path, 60)
     options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]"]
     arguments = ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", *options]
-    before = chosen(tmp_path / "out", SMALL, arguments=arguments)
+    before = chosen(tmp_path / "out", WORSE, arguments=arguments)
     for number in range(60):  # a file of the same size, which the facts of a plan do not tell apart
         photo = tmp_path / f"{number}.png"
         content = photo.read_bytes()
         photo.unlink()
         photo.write_bytes(content)
-    assert without_times(chosen(tmp_path / "out", SMALL, arguments=arguments)) == without_times(before)
+    assert without_times(chosen(tmp_path / "out", WORSE, arguments=arguments)) == without_times(before)
     assert len([*(tmp_path / "out").iterdir()]) == 2
 
 
@@ -413,11 +422,12 @@ def test_changed_photos_are_measured_again(tmp_path):
 
 def test_words_name_files_timm_weights_and_patterns_with_sizes():
     notes = []
-    found = candidates_of([SMALL, "vit_tiny_patch16_224@160", "vit_small*"], notes)
-    assert found[:2] == [Candidate(FRACTALS, 8), Candidate("vit_tiny_patch16_224", 160)]
+    found = candidates_of([WORSE, "vit_tiny_patch16_224@160", "vit_small*"], notes)
+    assert found[:2] == [Candidate(WEIGHTS, 16), Candidate("vit_tiny_patch16_224", 160)]
     assert len(found) == 8 and "vit_small*: 6 of 25 matches" in notes[0]
     assert len(candidates_of([], notes)) == 6
-    assert candidates_of([SMALL, f"{ROOT}/tests/../weights/vit_fractals@8", SMALL], notes) == [Candidate(FRACTALS, 8)]
+    other_path = f"{Path(WEIGHTS).parent}/../{Path(WEIGHTS).parent.name}/vit"
+    assert candidates_of([WORSE, f"{other_path}@16", WORSE], notes) == [Candidate(WEIGHTS, 16)]
     with refused(ConfigError, "vit_tiny_patch16_224"):
         candidates_of(["vit_tiny_patch16_225"], notes)
 
@@ -450,19 +460,19 @@ def test_models_writes_table_picture_and_the_next_command(kept, tmp_path):
     for name in ("choice.json", "choice.png"):
         (tmp_path / f"out/.{name}.tmp").mkdir()  # another choice writes this file too
     words = [*DIGITS[:4], "-output", tmp_path / "out", "-json", tmp_path / "a.json"]
-    ended = typed("scripts/models.py", LARGE, SMALL, *words, *DIGITS[4:]).done()
-    assert f"chosen: {LARGE}" in ended.stdout and "not worse" not in ended.stdout
+    ended = typed("scripts/models.py", BEST, WORSE, *words, *DIGITS[4:]).done()
+    assert f"chosen: {BEST}" in ended.stdout and "not worse" not in ended.stdout
     command = ended.stdout.splitlines()[-1]
-    assert command.startswith("train it: ") and f"-pretrained {FRACTALS} " in command
+    assert command.startswith("train it: ") and f"-pretrained {WEIGHTS} " in command
     trained = load_settings(shlex.split(command)[shlex.split(command).index("-pretrained") :]).config
-    assert trained == plan_candidate(DIGITS, Candidate(FRACTALS, 16), process()).config
+    assert trained == plan_candidate(DIGITS, Candidate(WEIGHTS, 8), process()).config
     assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "out/choice.json").read_text())
     assert (tmp_path / "out/choice.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "a.json").unlink()
     (tmp_path / ".a.json.tmp").mkdir()
-    ended = typed("scripts/models.py", LARGE, SMALL, *words, *DIGITS[4:])
+    ended = typed("scripts/models.py", BEST, WORSE, *words, *DIGITS[4:])
     ended.refused("-json", "a.json")
-    assert f"chosen: {LARGE}" in ended.stdout, "the table is shown although a file cannot be written"
+    assert f"chosen: {BEST}" in ended.stdout, "the table is shown although a file cannot be written"
 
 
 def test_settings_may_name_the_model_of_weights_that_do_not(tmp_path):
@@ -483,7 +493,7 @@ def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
     shutil.copytree(folder, tmp_path / "choice")
     words = [
         "-pretrained",
-        f"choose:{LARGE},{SMALL}",
+        f"choose:{BEST},{WORSE}",
         "-output",
         tmp_path,
         "-name",
@@ -494,11 +504,11 @@ def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
     ]
     ended = typed("main_single_gpu.py", *words).done()
     settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert settings["MODEL"]["PRETRAINED"] == FRACTALS and settings["DATA"]["IMAGE_SIZE"] == 16
-    assert f"chosen: {LARGE}" in ended.stdout and f"chosen: {LARGE}" in (tmp_path / "run/log.txt").read_text()
+    assert settings["MODEL"]["PRETRAINED"] == WEIGHTS and settings["DATA"]["IMAGE_SIZE"] == 8
+    assert f"chosen: {BEST}" in ended.stdout and f"chosen: {BEST}" in (tmp_path / "run/log.txt").read_text()
     assert json.loads((tmp_path / "run/choice.json").read_text()) == record
     page = (tmp_path / "run/report.html").read_text()
-    assert "Choice of the weights" in page and f"<td>{SMALL}</td>" in page
+    assert "Choice of the weights" in page and f"<td>{WORSE}</td>" in page
     again = typed("main_single_gpu.py", *words).done()
     assert "already finished" in again.stdout and "chosen: " not in again.stdout
 
@@ -506,13 +516,13 @@ def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
 def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
     """On the first start the candidate's size overrides -image_size, so it does on the next."""
     shutil.copytree(kept[0], tmp_path / "choice")
-    words = ["-pretrained", f"choose:{LARGE},{SMALL}", "-image_size", "24", "-output", tmp_path, "-name", "run"]
+    words = ["-pretrained", f"choose:{BEST},{WORSE}", "-image_size", "24", "-output", tmp_path, "-name", "run"]
     words += ["-resume", "auto", *DIGITS, "REPORT=false"]
-    for sentence in (f"chosen: {LARGE}", "already finished"):
+    for sentence in (f"chosen: {BEST}", "already finished"):
         assert sentence in typed("main_single_gpu.py", *words).done().stdout
         settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-        assert settings["DATA"]["IMAGE_SIZE"] == 16
-    words[1] = f"choose:{FRACTALS}"  # without @PIXELS, -image_size applies
+        assert settings["DATA"]["IMAGE_SIZE"] == 8
+    words[1] = f"choose:{WEIGHTS}"  # without @PIXELS, -image_size applies
     typed("main_single_gpu.py", *words).refused("DATA.IMAGE_SIZE")
 
 
@@ -520,20 +530,20 @@ def test_latest_run_is_that_of_the_output_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train = ["main_single_gpu.py", "-output", "mine", *DIGITS[:4]]
     options = [*DIGITS[4:], "DATA.NUM_WORKERS=0", "REPORT=false"]
-    typed(*train, "-cfg", "finetune", "-pretrained", FRACTALS, "-image_size", "8", "-name", "first", *options).done()
+    typed(*train, "-cfg", "finetune", "-pretrained", WEIGHTS, "-image_size", "8", "-name", "first", *options).done()
     assert with_newest_run(["latest", "latest@8", "later"], "mine") == ["mine/first", "mine/first@8", "later"]
-    ended = typed("scripts/models.py", "latest@8", SMALL, *DIGITS[:4], "-output", "out", *options, "SAVE=mine").done()
+    ended = typed("scripts/models.py", "latest@8", WORSE, *DIGITS[:4], "-output", "out", *options, "SAVE=mine").done()
     assert "mine/first@8: " in ended.stdout
-    ended = typed(*train, "-pretrained", f"choose:latest@8,{SMALL}", *options).done()
-    assert "mine/first@8: " in ended.stdout and f"chosen: {SMALL}" in ended.stdout
+    ended = typed(*train, "-pretrained", f"choose:latest@8,{WORSE}", *options).done()
+    assert "mine/first@8: " in ended.stdout and f"chosen: {WORSE}" in ended.stdout
 
 
 def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tmp_path):
-    words = ["-pretrained", f"choose:{SMALL}", "-output", str(tmp_path), *DIGITS]
+    words = ["-pretrained", f"choose:{WORSE}", "-output", str(tmp_path), *DIGITS]
     checked = run("main_single_gpu.py", "-check", "-check_images", "10", *words)
-    assert f"chosen: {SMALL}" in checked.done().stdout and not (tmp_path / "choice").exists()
+    assert f"chosen: {WORSE}" in checked.done().stdout and not (tmp_path / "choice").exists()
     ended = run("main_multi_gpu.py", *words, processes=2).done()
-    assert ended.stdout.count(f"chosen: {SMALL}") == 1 and len([*(tmp_path / "choice").iterdir()]) == 1
+    assert ended.stdout.count(f"chosen: {WORSE}") == 1 and len([*(tmp_path / "choice").iterdir()]) == 1
     (folder,) = tmp_path.glob("train-*")
     assert yaml.safe_load((folder / "config.yaml").read_text())["DATA"]["IMAGE_SIZE"] == 8
 
@@ -541,7 +551,7 @@ def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tm
 def test_evaluation_and_sweep_refuse_to_choose(tmp_path):
     typed("main_single_gpu.py", "-eval", "-pretrained", "choose", *DIGITS).refused("choose", "evaluated")
     words = ["-pretrained", "choose", "-output", tmp_path / "sweep", "-seeds", "0,1", *DIGITS]
-    typed("scripts/sweep.py", *words).refused("MODEL.PRETRAINED", "scripts/models.py")
+    typed("scripts/sweep.py", *words).refused("MODEL.PRETRAINED", "halfstep models")
     typed("scripts/models.py", "-budget", "1h", "vit").refused("-budget", "-data_path")
     typed("scripts/models.py", "-data_path", ".", "-budget", "soon").refused("-budget", "soon")
     typed("scripts/models.py", "-dataset", "digits", "-json", tmp_path).refused("-json", tmp_path)
@@ -554,5 +564,5 @@ def test_evaluation_and_sweep_refuse_to_choose(tmp_path):
         ended = typed("scripts/models.py", "-dataset", "digits", "-opts", option)
         ended.refused(*words)
         assert "cannot be used" not in ended.stdout
-    words = ["-pretrained", f"choose:{LARGE}", "-output", "/proc/x", *DIGITS]
+    words = ["-pretrained", f"choose:{BEST}", "-output", "/proc/x", *DIGITS]
     typed("main_single_gpu.py", *words).refused("SAVE", "/proc/x")

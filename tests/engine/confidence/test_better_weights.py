@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets import build_eval_data, build_normalize
+from datasets import Normalize, build_eval_data
 from engine import loop
 from engine.confidence.temperature import Likelihood, fit_temperature
 from engine.predict.classifier import Classifier, load_classifier
@@ -66,7 +66,7 @@ def logits_of(config: Config, weights: dict[str, Tensor]) -> tuple[np.ndarray, n
     """Return the logits and labels of the validation images, computed without a run."""
     model = build_model(config, 10)
     model.load_state_dict(weights)
-    normalize, data = build_normalize(config.DATA), build_eval_data(config, open_sets(config)[1], Process(CPU))
+    normalize, data = Normalize(config.DATA), build_eval_data(config, open_sets(config)[1], Process(CPU))
     parts = [(model.eval()(normalize(each.images, torch.float32)), each.targets) for each in data]
     logits, labels = map(torch.cat, zip(*parts, strict=True))
     return logits.numpy(), labels.numpy()

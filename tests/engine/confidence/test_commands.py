@@ -1,4 +1,4 @@
-"""predict.py and export.py use the temperature of a run, and -unknown answers only above a confidence threshold."""
+"""halfstep predict and halfstep export use the temperature of a run, and -unknown answers only above a confidence threshold."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def predicted(*words) -> tuple[list[list[str]], Ended]:
-    """Run predict.py. Return its lines split at tabs, and the whole output."""
+    """Run halfstep predict. Return its lines split at tabs, and the whole output."""
     ended = typed("scripts/predict.py", *words).done()
     return [line.split("\t") for line in ended.stdout.splitlines()], ended
 
@@ -45,7 +45,7 @@ def without_calibration(run, path):
 
 
 def probabilities(file) -> list[dict]:
-    """Return the predictions of the first image in a JSON file of predict.py."""
+    """Return the predictions of the first image in a JSON file of halfstep predict."""
     return json.loads(file.read_text())["images"][0]["predictions"]
 
 
@@ -90,7 +90,7 @@ def test_calibration_of_other_weights_is_not_used(calibrated, digits, tmp_path, 
 
 
 def sequential(points: list[Answered], share: float) -> Answered | None:
-    """Return the last point that passes the binomial test before the first that fails, as the page of predict.py says."""
+    """Return the last point that passes the binomial test before the first that fails, as the page of halfstep predict says."""
     total, found, number = points[-1].num_images, None, max(1, points[-1].num_images // 10)
 
     def passes(num_images: int, num_wrong: np.ndarray | int) -> np.ndarray:

@@ -171,7 +171,7 @@ def stopped(tmp_path_factory):
 
 def test_stopped_run_saves_batch_and_prints_doctor_command(stopped):
     folder, said = stopped
-    assert f"scripts/doctor.py {folder}" in said.splitlines()[-1]
+    assert f"halfstep doctor {folder}" in said.splitlines()[-1]
     saved = torch.load(folder / "overflow-batch.pth", weights_only=True)
     assert saved["images"].dtype is torch.uint8 and saved["images"].shape == (8, 1, 8, 8)
     assert saved["step"] == 2 and saved["sizes"] == [4, 4] and saved["shares"] == [0.5, 0.5]

@@ -1,4 +1,4 @@
-"""The page of scripts/export.py -to web says what a model answers, or why it has no answer."""
+"""The page of halfstep export -to web says what a model answers, or why it has no answer."""
 
 import json
 import shutil

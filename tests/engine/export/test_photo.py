@@ -23,7 +23,7 @@ DATA = replace(Data(), IMAGE_SIZE=32, CROP_PCT=0.875)
 
 
 def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels of predict.py and of the graph."""
+    """Return the pixels of halfstep predict and of the graph."""
     expected = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
     EvalTransform(data)(to_array(Image.fromarray(photo), pixels_of(data)), expected)
     with torch.compiler.set_stance("force_eager"):  # torch.cond would be compiled for each size of a photo
@@ -81,7 +81,7 @@ def test_drawn_photos_are_the_same_in_each_call():
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("INTERPOLATION", "lanczos"), ("CROP_MODE", "border"), ("CROP_PCT", 1.1), ("TOKENS", 64)]
+    ("setting", "value"), [("INTERPOLATION", "lanczos"), ("CROP_MODE", "border"), ("CROP_PCT", 1.1)]
 )
 def test_preparation_that_the_graph_lacks_is_refused_by_name(setting, value):
     refuse_unsupported(DATA)

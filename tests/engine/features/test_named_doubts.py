@@ -11,6 +11,7 @@ from engine.features import doubts
 from engine.features.compute import ImageFeatures
 from engine.features.doubts import describe_doubts
 from engine.quick_checks import WARN
+from tests.support.pages import script_of
 from tests.support.runs import run_folder, typed
 
 NUM_CLASSES, NUM_WRONG = 4, 20
@@ -52,9 +53,10 @@ def test_check_and_first_lines_of_a_run_name_wrong_labels_and_the_command_that_l
     (line,) = [line for line in trained.splitlines() if line.startswith("labels: about")]
     (command,) = [line for line in checked.splitlines() if "list them: " in line]
     assert row.split()[1] == WARN and re.search(r"about \d+ of ([\d,]+) labels", row)[0] in line
-    assert line.endswith(f"scripts/labels.py {run_folder(tmp_path / 'runs')}")
+    assert line.endswith(f"halfstep labels {run_folder(tmp_path / 'runs')}")
     written = ("-output", tmp_path / "labels", "-no_copies")
-    listed = typed(*shlex.split(command.partition("python ")[2]), *written).done().stdout
+    script, words = script_of(shlex.split(command.partition("list them: ")[2]))
+    listed = typed(script, *words, *written).done().stdout
     again = typed("scripts/labels.py", run_folder(tmp_path / "runs"), *written).done().stdout
     numbers = [
         re.search(r"about (\d+)", each.partition("wrong labels:")[2] or each)[1] for each in (line, listed, again)

@@ -217,16 +217,6 @@ def test_images_with_several_labels_get_one_regression_for_each(digits, tmp_path
     assert before["eval_map"] > 85 and "Loss: 0.6931 (0.6931)" in ended.stdout
 
 
-def test_images_of_varying_shape_are_measured_too(tmp_path):
-    torch.save(build_model(small_config(tmp_path, "DATA.TOKENS=4"), 6).state_dict(), tmp_path / "six.pth")
-    cfg = ["-cfg", str(tmp_path / "small.yaml"), "-pretrained", str(tmp_path / "six.pth")]
-    opts = ["-epochs", "1", "-batch_size", "160", "-opts", "DATA.TOKENS=4", "MODEL.NEW_CLASSIFIER=linear"]
-    train(tmp_path / "o", [*cfg, *opts]).done()
-    before, _ = epochs_of(run_folder(tmp_path / "o"))
-    assert before["epoch"] == -1 and before["eval_top1"] > 50
-    assert_linear_classifier(run_folder(tmp_path / "o"), before["eval_top1"])
-
-
 # Small models of different families, each with its classifier in another place or form.
 FAMILIES = """test_vit test_resnet test_efficientnet test_byobnet test_nfnet levit_128s dpn68 deit_tiny_distilled_patch16_224
 repvit_m0_9 crossvit_tiny_240 efficientvit_b0""".split()

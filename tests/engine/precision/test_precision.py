@@ -198,14 +198,6 @@ def test_constant_loss_scale_never_changes_but_still_skips_updates(tmp_path):
     assert set(our_scales(config, [True, False, True, True])) == {256.0}
 
 
-def test_torch_grad_scaler_state_is_restored(tmp_path):
-    precision = Precision(make(tmp_path, True, "float16"), CPU)
-    state = torch.amp.GradScaler("cpu", init_scale=512.0)
-    state.scale(torch.ones(()))
-    precision.load_state_dict(state.state_dict())
-    assert precision.scaler.get_scale() == 512
-
-
 @pytest.mark.parametrize(("mode", "precision"), [("tf32", "high"), ("ieee", "highest")])
 def test_matmul_precision_setting_applies_to_matrices_and_convolutions(mode, precision):
     try:

@@ -7,7 +7,6 @@ import torch
 from PIL import Image
 
 from datasets.pixels import Pixels
-from datasets.squares import Squares
 from engine.predict.pictures import (
     GAP,
     Tile,
@@ -79,7 +78,7 @@ def test_saved_sheet_gives_back_its_images_with_captions(tmp_path):
 
 def test_pictures_of_a_batch_keep_height_and_width():
     batch = torch.arange(2 * 3 * 4 * 6, dtype=torch.uint8).reshape(2, 3, 4, 6)
-    found = Squares(Pixels(3)).pictures(batch)
+    found = Pixels(3).pictures(batch)
     assert found.shape == (2, 4, 6, 3)
     assert (
         found[1][3, 5].tolist() == batch[1, :, 3, 5].tolist() and found[0][0, 5].tolist() == batch[0, :, 0, 5].tolist()

@@ -9,6 +9,7 @@ import pytest
 from datasets.sources.folder import find_test_folders
 from tests.support.configs import SMALL
 from tests.support.image_sets import draw_photos, load
+from tests.support.pages import script_of
 from tests.support.runs import run_folder, status_of, typed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
@@ -33,8 +34,8 @@ def photos(here) -> Path:
 @pytest.mark.parametrize("name", ["test", "Test"])
 def test_command_for_a_test_folder_scores_its_images(photos, name):
     draw_photos(photos / name, "dog", count=3)
-    _, program, *words = shlex.split(train("photos")["test"])
-    typed(Path(program).name, *words, "-output", "evaluations").done()
+    script, words = script_of(shlex.split(train("photos")["test"]))
+    typed(script, *words, "-output", "evaluations").done()
     status = status_of(run_folder(Path("evaluations")))
     assert (status["kind"], status["raw"]["num_images"]) == ("eval", 3)
 

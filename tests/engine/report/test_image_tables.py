@@ -23,7 +23,6 @@ from datasets.types import ImageReadError
 from engine.evaluation.all_scores import Ranking
 from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.scores import Best
-from engine.evaluation.tally import Scoring
 from engine.precision import Precision
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import write_table
@@ -95,7 +94,7 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
             data,
             Inference(Normalize(config.DATA), Precision(config, CPU), process),
             bad,
-            Scoring(ClassTally),
+            ClassTally,
         )
         results = found.images.gather(process).complete(process, Lines())
         return results, calibrated(results, 2.0, process)

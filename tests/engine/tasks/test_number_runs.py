@@ -355,8 +355,7 @@ def test_run_without_features_judges_the_numbers_that_it_held_out(trained, tmp_p
 
 
 def test_weights_of_classes_judge_numbers(table, tmp_path):
-    weights = ROOT / "weights" / "vit_fractals.safetensors"
     words = ("-dataset", "csv", "-data_path", table, "-image_size", 48, "-no_copies", "-output", tmp_path)
-    said = typed("scripts/labels.py", weights, *words, "-opts", *OPTIONS).done().stdout
+    said = typed("scripts/labels.py", "tf_efficientnet_lite0", *words, "-opts", *OPTIONS).done().stdout
     assert {row["suggestion"].partition(" ")[0] for row in rows_of(tmp_path / "labels.csv")} == {"digit", "ink"}
     assert "digit: mean error" in said and "ink: mean error" in said

@@ -156,7 +156,7 @@ def test_evaluations_and_saves_sync_exactly_as_often_as_listed(tmp_path, mode):
                 data,
                 Inference(trainer.prepare.normalize, trainer.precision, process),
                 bad,
-                trainer.task.scoring(trainer),
+                trainer.task.tally,
             )
         assert seen == WAITS["evaluation"]
     saver = AsyncSaver(tmp_path, keep=1, device=process.device, warn=str)
@@ -185,7 +185,7 @@ def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
             data,
             Inference(trainer.prepare.normalize, trainer.precision, process),
             bad,
-            trainer.task.scoring(trainer),
+            trainer.task.tally,
         )
     assert seen == WAITS["evaluation of several labels"] and 0 < scores.map <= 100
 

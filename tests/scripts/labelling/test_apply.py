@@ -22,6 +22,7 @@ from tests.scripts.labelling.made_runs import draw_image, make_photos, make_run,
 from tests.support.file_names import in_any_form, names
 from tests.support.image_sets import make_set
 from tests.support.opened import open_sets
+from tests.support.pages import script_of
 from tests.support.properties import examples
 from tests.support.refusals import flip
 from tests.support.runs import rows_of, typed
@@ -100,8 +101,9 @@ def apply(*words: object, run: str = "run", table: Path = TABLE):
 
 def command_in(said: str) -> list[str]:
     """Return the name of the program and the words of the printed command."""
-    (line,) = [line for line in said.splitlines() if "main_single_gpu.py -" in line]
-    return ["main_single_gpu.py", *shlex.split(line)[2:]]
+    (line,) = [line for line in said.splitlines() if "halfstep train -" in line]
+    script, words = script_of(shlex.split(line))
+    return [script, *words]
 
 
 @pytest.fixture

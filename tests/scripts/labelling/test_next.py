@@ -1,4 +1,4 @@
-"""labels.py -next: the photos that it chooses to label, its files, and the mistakes that it refuses."""
+"""halfstep labels -next: the photos that it chooses to label, its files, and the mistakes that it refuses."""
 
 import json
 import os
@@ -13,12 +13,10 @@ from PIL import Image
 from engine.labelling.next import TABLE, in_order
 from engine.predict.pictures import tiles_of
 from models.weights.torch_files import read_torch
-from tests.engine.tasks.features.support import SMALL as FEATURES
-from tests.engine.tasks.features.support import draw_photos, teacher_of
 from tests.scripts.embedding.conftest import make_hub, trained  # noqa: F401
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import small_config
-from tests.support.image_sets import draw_patches
+from tests.support.image_sets import draw_patches, draw_photos
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run, run_folder, typed
@@ -170,7 +168,7 @@ def test_weights_without_statistics_say_that_strangers_are_not_recognized(new_di
 @pytest.mark.slow
 def test_copies_go_to_no_folder_of_the_training_images(here):
     small_config(here)
-    table = draw_photos(here / "colours", labelled=True)
+    table = draw_photos(here / "labelled", "cat", "dog", count=20)
     flags = ["-dataset", "imagefolder", "-data_path", str(table), "-output", str(here / "runs"), "-epochs", "1"]
     colour = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.5,0.5,0.5]", "DATA.IMAGENET_STD=[0.5,0.5,0.5]"]
     run("main_single_gpu.py", "-cfg", str(here / "small.yaml"), *flags, "-opts", *colour).done()
@@ -208,16 +206,6 @@ def test_into_copies_chosen_photos_and_replaces_no_file(photos):
 # --- runs without classes, and mistakes ---
 
 
-@pytest.mark.slow
-def test_run_that_learns_features_chooses_like_pretrained_weights(here):
-    (here / "features.yaml").write_text(FEATURES)
-    photos = draw_photos(here / "photos")
-    words = ["-cfg", "features.yaml", "-data_path", photos, "-output", str(here / "runs"), "-epochs", "1"]
-    run("main_single_gpu.py", *map(str, words), "-opts", f"TRAIN.TEACHER_MODEL={teacher_of(here)}", cwd=here).done()
-    typed(SCRIPT, run_folder(here / "runs"), "-next", 2, photos, "-output", "next").done()
-    assert [row["guess"] for row in rows_of("next/next.csv")] == ["", ""]
-
-
 def change_settings(folder: Path, before: str, after: str) -> None:
     """Make a copy of a run, called `run`, with another line in its config.yaml."""
     shutil.copytree(folder, "run")
@@ -228,7 +216,7 @@ def change_settings(folder: Path, before: str, after: str) -> None:
 
 @pytest.mark.slow
 def test_run_on_computed_images_chooses_like_pretrained_weights(new_digits):
-    change_settings(new_digits, "DATASET: digits", "DATASET: fractals")
+    change_settings(new_digits, "DATASET: digits", "DATASET: synthetic")
     typed(SCRIPT, "run", "-next", 3, "photos").done()
     assert [row["guess"] for row in rows_of("run/next/next.csv")] == ["", "", ""]
 

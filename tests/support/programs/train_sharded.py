@@ -108,7 +108,7 @@ def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, t
             data,
             Inference(trainer.prepare.normalize, trainer.precision, process),
             bad,
-            trainer.task.scoring(trainer),
+            trainer.task.tally,
         )
         found[name] = (scores.loss, scores.top1, scores.macro_recall, scores.macro_f1)
     return found

@@ -1,4 +1,4 @@
-"""scripts/predict.py -attention: the maps that it writes, other output, which stays the same, and models without maps."""
+"""halfstep predict -attention: the maps that it writes, other output, which stays the same, and models without maps."""
 
 import shutil
 

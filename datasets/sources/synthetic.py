@@ -1,0 +1,66 @@
+"""The data set `synthetic`: random images that are already on the device, to measure everything but data loading."""
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+
+import numpy as np
+import torch
+
+from configs.schema import Config
+from configs.tables import import_named
+from datasets.order import Piece
+from datasets.pixels import pixels_of
+from datasets.transforms.crop import BySize
+from datasets.types import Batch, ImageSet
+
+SYNTHETIC_CLASSES = 1000  # by default
+
+
+class SyntheticImages(ImageSet):
+    """A set of random targets without images. SyntheticBatches makes the images."""
+
+    in_memory = names_are_numbers = True
+
+    def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> Callable:
+        return SyntheticBatches(config, self, batch_size, rank, device)
+
+    def name(self, index: int) -> str:
+        return f"synthetic image {index}"
+
+
+class SyntheticBatches:
+    """Random images for one batch, kept on the device. Every batch is a slice of them, without a copy or waiting."""
+
+    def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
+        rng = np.random.default_rng([config.SEED, rank])
+        count = min(batch_size, len(image_set))
+        side, self.sides = config.largest_train_side, BySize(config, lambda sized: sized.DATA.IMAGE_SIZE)
+        shape = (count, side, side, config.DATA.IMAGE_CHANNELS)
+        if pixels_of(config.DATA).dtype_in_batch == torch.uint8:
+            pixels = rng.integers(256, size=shape, dtype=np.uint8)
+        else:
+            pixels = rng.random(shape, dtype=np.float32)  # the limits of DATA.RANGE are 0 and 1 in a batch
+        self.images = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
+        self.targets = image_set.meaning.batch(image_set.targets[:count], len(image_set.classes)).to(device)
+
+    def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        for piece in pieces:
+            count, side = len(piece.indices), self.sides.at(piece.epoch)
+            yield Batch(self.images[:count, :, :side, :side], self.targets[:count], piece.num_samples, [], piece)
+
+
+def read_synthetic(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
+    """Return a training and a validation set with the same targets."""
+    images = invent(config)
+    return images, copy(images)
+
+
+def invent(config: Config) -> ImageSet:
+    """Return SYNTHETIC_SIZE random images. They are finished: their targets are class numbers or standardized numbers."""
+    num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
+    targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
+    images = SyntheticImages(targets, [str(number) for number in range(num_classes)])
+    return images.with_facts(
+        meaning=import_named("datasets", config.task.targets).invent(num_classes),
+        split={"rule": "none", "training": "synthetic", "validation": "synthetic"},
+    )

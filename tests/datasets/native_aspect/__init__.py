@@ -1,1 +1,0 @@
-"""Tests of images at their own aspect ratio."""

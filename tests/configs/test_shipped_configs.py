@@ -28,7 +28,7 @@ def test_shipped_file_documents_results_and_command_and_reloads_unchanged_after_
     words = shlex.split(re.search(r"halfstep train (.*)", opening.replace("\\\n#", " ")).group(1))
     name = words.index("-cfg") + 1
     assert words[name] == str(path.relative_to(ROOT))
-    loaded = load([*words[:name], str(path), *words[name + 1 :]])
+    loaded = load(["-cfg", str(path), *words[name + 1 :]])
     assert load_text(to_yaml(loaded.config, loaded.origins)).config == loaded.config
     assert loaded.notes == []
 

@@ -177,10 +177,8 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
     of_file = dataset_of_file(values["DATA.DATA_PATH"])
     if of_file and is_typed("DATA.DATA_PATH", origins) and not is_typed("DATA.DATASET", origins):
         values["DATA.DATASET"], origins["DATA.DATASET"] = of_file, "by the ending of DATA.DATA_PATH"
-    key, is_native = "DATA.IMAGE_CHANNELS", values["DATA.PIXELS"] != SETTINGS["DATA.PIXELS"].default
-    if is_native and (files := values["DATA.CHANNEL_FILES"]) and not is_typed(key, origins):
-        values[key], origins[key] = files.count(",") + 1, "because of DATA.CHANNEL_FILES"
-    channels = values[key]
+    is_native = values["DATA.PIXELS"] != SETTINGS["DATA.PIXELS"].default
+    channels = values["DATA.IMAGE_CHANNELS"]
     for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):  # a run with native pixels measures them
         is_free = values[key] == SETTINGS[key].default or (is_native and not is_typed(key, origins))
         if is_free and len(values[key]) != channels:

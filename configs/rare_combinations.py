@@ -1,6 +1,5 @@
 """Refused combinations of settings that few runs have; each is a pair as in REFUSED of combinations.py."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,6 @@ def _is_range(c: Config) -> bool:
     limits = c.DATA.RANGE
     is_complete = len(limits) in (0, 2, 2 * c.DATA.IMAGE_CHANNELS)
     return is_complete and all(low < high for low, high in zip(limits[::2], limits[1::2], strict=True))
-
-
-def _is_pattern(files: str, channels: int) -> bool:
-    """Return whether DATA.CHANNEL_FILES has {id} and a list of one name for each channel."""
-    lists = re.findall(r"\{([^{}]+)\}", files.replace("{id}", "", 1))
-    return "{id}" in files and len(lists) == 1 and len({*lists[0].split(",")}) == channels
 
 
 # DATA.PIXELS other than 8bit
@@ -49,11 +42,6 @@ NATIVE: Rows = (
             c.DATA.RGB and (len({*c.DATA.RGB}) != 3 or len(c.DATA.RGB) != 3 or max(c.DATA.RGB) >= c.DATA.IMAGE_CHANNELS)
         ),
         "{DATA.RGB} must have three different numbers of channels, counted from 0, with {DATA.IMAGE_CHANNELS} such as [2,1,0]",
-    ),
-    (
-        lambda c, o: c.DATA.CHANNEL_FILES and not _is_pattern(c.DATA.CHANNEL_FILES, c.DATA.IMAGE_CHANNELS),
-        "{DATA.CHANNEL_FILES} must have {id} and one list of different names, as many as {DATA.IMAGE_CHANNELS} says, such "
-        "as {id}_{B02,B03}.tif (in quotes, because shells expand braces)",
     ),
 )
 # DIST.STRATEGY fsdp2

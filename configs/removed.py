@@ -19,6 +19,7 @@ WITHOUT_LABELS = "start from weights that LightlyTrain or timm wrote (-pretraine
 # {full key: the removed setting}
 REMOVED: dict[str, Removed] = {
     "PRECISION.EXPLAIN": Removed("false", "see the types of each module with halfstep doctor", "2.0.0"),
+    "DATA.CHANNEL_FILES": Removed("none", "write the channels of each image into one file, TIFF or .npy"),
     "DATA.LABELLED_PATH": Removed("none", WITHOUT_LABELS),
     "DATA.TOKENS": Removed("none", "set DATA.IMAGE_SIZE, because images are resized to squares"),
     "DATA.TRAIN_TOKENS": Removed("[]", "set TRAIN.SIZE_SCHEDULE to train with images of several sizes"),

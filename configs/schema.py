@@ -206,8 +206,6 @@ class Data:
         "Limits of the pixel values: lowest and highest, for all channels or for each one; values outside become the limits. Empty: the 0.1 and 99.9 percentiles of the training images, which are saved with the weights.")
     RGB: tuple[int, ...] = setting((), bounds=(0, 999), role=MODEL, only=OF_PIXELS, help=
         "Numbers, from 0, of the channels that are red, green and blue: they start from the RGB weights of a pretrained model, and pictures show them. Empty: pictures show the first three, or the only one.")
-    CHANNEL_FILES: str | None = setting(None, role=MODEL, only=OF_PIXELS, help=
-        "If each channel has a file of its own: how they are called, such as {id}_{B02,B03,B04,B08}.tif.")
     CROP_PCT: float = setting(0.875, bounds=(0.01, 2.0), role=MODEL, help=
         "Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; with values above 1, the image gets a black border.")
     CROP_MODE: Literal["center", "squash", "border"] = setting("center", role=MODEL, help=

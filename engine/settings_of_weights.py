@@ -209,14 +209,14 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
 
 def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
     """Return the settings, with mean and deviation averaged if DATA.IMAGE_CHANNELS differs from the weights'."""
-    key, theirs = "DATA.IMAGE_CHANNELS", images.get("DATA.IMAGE_CHANNELS")
-    files = given.get("DATA.CHANNEL_FILES")
-    implied = str(files).count(",") + 1 if files else theirs  # configs/load.py derives it in the same way
-    number = convert(SETTINGS[key], given[key], key) if key in given else implied
-    if number == theirs:
+    key = "DATA.IMAGE_CHANNELS"
+    if key not in given:
         return images
-    left_out = {"DATA.RANGE", "DATA.RGB", *(() if key in given else (key,))}  # they belong to the weights' channels
-    images = {name: value for name, value in images.items() if name not in left_out}
+    number = convert(SETTINGS[key], given[key], key)
+    if number == images.get(key):
+        return images
+    of_channels = {"DATA.RANGE", "DATA.RGB"}  # they belong to the weights' channels
+    images = {name: value for name, value in images.items() if name not in of_channels}
     for name in {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"} & images.keys():
         images = images | {name: [round(sum(images[name]) / len(images[name]), 6)] * number}
     return images

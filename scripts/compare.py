@@ -17,41 +17,18 @@ JSON for scripts, which says whether the second run is better than the first, an
 settings or only about its weights. With -json, the exit code is 0 for better, 4 for worse, 5 for inconclusive. If two patterns have runs on several data sets, `data_sets` lists a verdict for each of them.
 """
 
-import argparse
 import json
-import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
 from configs.tables import METRICS
-from engine.evaluation.groups import GroupTest
-from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
-from scripts.comparing.runs import (
-    DataSet,
-    Group,
-    by_data,
-    check_data,
-    differing,
-    find_runs,
-    group_runs,
-    image_test,
-    task_of,
-)
-from scripts.comparing.statistics import BETTER, EQUAL, ONE_RUN, WORSE, difference, verdict
-from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError
-from utils.text import first_of
 
-SAME_SETTINGS = (
-    "Both sides have the same settings, so the verdict is about their weights and says nothing about settings"
-)
-EXIT_CODES = {BETTER: 0, WORSE: 4, EQUAL: 5}  # exit codes of -json
+EXIT_CODES = {"better": 0, "worse": 4, "inconclusive": 5}  # exit codes of -json
 
 
 def main(argv: list[str]) -> int:
@@ -63,84 +40,18 @@ def main(argv: list[str]) -> int:
     json_help = "compare the second run (or pattern) with the first, print JSON, and exit with the verdict's code"
     parser.add_argument("-json", action="store_true", help=json_help)
     arguments = parser.parse_args(argv)
-    if arguments.json:
-        return print_verdict(arguments)
-    runs, left_out = find_runs(arguments.runs)
-    if len(runs) == len(arguments.runs):  # the user wants to compare exactly these
-        data_sets = [DataSet(runs, *check_data(runs, arguments.any_data))]
-    else:
-        data_sets = by_data(runs, arguments.any_data)
-    compared = [each for each in data_sets if len(each.runs) > 1]
-    alone = [each for each in data_sets if len(each.runs) == 1]
-    left_out += [f"left out: {each.runs[0].folder}: no other run has its data ({each.name})" for each in alone]
-    pages = []
-    for each in compared:
-        groups = group_runs(each.runs, arguments.metric, each.common)
-        is_last, data = each is compared[-1], each.name if len(data_sets) > 1 else ""
-        pages.append(to_markdown(groups, each.warning, left_out if is_last else [], data))
-    print("\n".join(pages), end="")
-    return 0
+    if not arguments.json:
+        from engine.compare.tables import compare  # local: importing torch takes seconds
 
-
-def print_verdict(arguments: argparse.Namespace) -> int:
-    """Print whether the second run (or group of seeds) is better than the first. Return the exit code.
-
-    With several data sets, print a verdict for each of them, and their common verdict or `inconclusive`.
-    """
+        print(compare(arguments.runs, arguments.metric, arguments.any_data), end="")
+        return 0
     if len(arguments.runs) != 2:
         raise ConfigError("-json: give two runs, or two patterns in quotes for several seeds of each")
-    sides = [find_runs([each], fewest=1)[0] for each in arguments.runs]
-    found = []
-    for each in by_data([*sides[0], *sides[1]], arguments.any_data):
-        of_data = [[run for run in side if run in each.runs] for side in sides]
-        if not all(of_data):  # raises the error that says how the data differ
-            check_data([*sides[0], *sides[1]], arguments.any_data)
-        found.append({"data": each.name} | verdict_on(each, of_data, arguments))
-    if len(found) == 1:
-        del found[0]["data"]
-        facts = found[0]
-    else:
-        words = {each["verdict"] for each in found}
-        facts = {"verdict": words.pop() if len(words) == 1 else EQUAL, "data_sets": found}
+    from engine.compare.verdicts import verdict_of
+
+    facts = verdict_of(arguments.runs, arguments.metric, arguments.any_data)
     print(json.dumps(facts, indent=1, ensure_ascii=False))
     return EXIT_CODES[facts["verdict"]]
-
-
-def verdict_on(data_set: DataSet, sides: Sequence[list[SavedRun]], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return whether the runs of the second side are better, and how this was measured. `sides`: runs on one data set."""
-    warning, common = data_set.warning, data_set.common
-    for runs, source in zip(sides, arguments.runs, strict=True):
-        if len(group_runs(runs, arguments.metric, common)) > 1:
-            raise ConfigError(
-                f"-json: the runs of {source} differ in {first_of([*differing(runs)])}; give repetitions of one run"
-            )
-    metric = group_runs([*sides[0], *sides[1]], arguments.metric, common)[0].metric
-    one, two = (Group(number, {}, runs, metric, common) for number, runs in enumerate(sides, start=1))
-    if not (one.best and two.best):
-        raise ConfigError(f"-json: {arguments.runs[bool(one.best)]} was never evaluated; give another run")
-    found, smaller = difference(two.best, one.best), METRICS[metric].smaller_is_better
-    test = image_test(one.runs[0], two.runs[0]) if metric == task_of(one.runs[0]).metric_of_images else None
-    word, facts = verdict(found.value, found.is_noise, smaller), {"difference": found.value, "interval": None}
-    if found.half_width is not None:
-        facts["interval"] = [found.value - found.half_width, found.value + found.half_width]
-        facts["test"] = "paired t, over seeds" if found.is_paired else "Welch's t, over seeds"
-    elif test:
-        word = verdict(test.value, test.p >= 0.05, smaller)
-        name = "McNemar's, exact, over images" if metric == "top1" else "paired, with random signs, over images"
-        name = "paired, with signs, over groups" if isinstance(test, GroupTest) else name
-        facts = {"difference": test.value, "interval": test.interval, "test": name, "p": test.p}
-    if test:
-        facts |= {"images": test.num_images}
-        if isinstance(test, GroupTest):
-            facts["groups"] = test.num_groups
-        if metric == "top1":
-            facts |= {"first_alone": test.only_first, "second_alone": test.only_second}
-    deviations = [statistics.stdev(each.best.values()) if len(each.best) > 1 else None for each in (one, two)]
-    facts |= {"seeds": [len(one.best), len(two.best)], "deviation_of_seeds": deviations}
-    limit = SAME_SETTINGS if not differing([*sides[0], *sides[1]]) else ONE_RUN if found.half_width is None else ""
-    facts["note"] = "; ".join(each for each in (warning, limit) if each) or None
-    about = "weights" if limit else "settings"
-    return {"verdict": word, "about": about, "metric": metric} | facts
 
 
 if __name__ == "__main__":

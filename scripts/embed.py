@@ -11,8 +11,10 @@ Unreadable images are reported on stderr and left out, and the exit code is 2.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
@@ -29,7 +31,15 @@ from scripts.predict import (
     settings_flags,
 )
 from utils.errors import ConfigError
+from utils.text import counted, one_line
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from engine.features.embedder import Embedder, Photos, Table
+    from engine.features.nearest import Examples
+
+NUM_SIMILAR = 20  # photos that -near prints without -top
 MOST_SIMILAR = 99  # maximum number of photos on the sheet of -near
 # {flag: the flags of which it needs one}
 NEEDS = {
@@ -41,8 +51,9 @@ NEEDS = {
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
     from engine.features.embedder import Embedder, find_photos  # local: importing torch takes seconds
+    from engine.features.feature_files import check_output
+    from engine.features.nearest import example_classes
     from engine.predict.classifier import load_classifier
-    from scripts.embedding import check_output, embed, example_classes
 
     for name in example_classes(arguments.examples) if arguments.examples else []:
         find_photos("-examples", arguments.examples / name, lambda line: None)
@@ -54,7 +65,7 @@ def main(argv: list[str]) -> int:
         check_output(arguments.output)
     check_pictures(arguments, len(photos))
     trained = load_classifier(arguments.model, settings_flags(arguments), arguments.raw, needs_classes=False)
-    return embed(arguments, photos, Embedder(trained, arguments.device, report), report)
+    return embed(arguments, photos, Embedder(trained, arguments.device, report))
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -108,6 +119,85 @@ def check_pictures(arguments: argparse.Namespace, num_photos: int) -> None:
     if arguments.into:
         make_folder("-into", arguments.into)
     refuse_other_outputs(files)
+
+
+# --- the command, with checked arguments ---
+
+
+def embed(arguments: argparse.Namespace, photos: "Photos", embedder: "Embedder") -> int:
+    """Run the command with checked arguments. Return the exit code, which is 2 if some photos cannot be read."""
+    from engine.features.feature_files import write_features
+    from engine.features.nearest import embed_one, read_examples
+
+    trained, width = embedder.trained, embedder.width
+    photos = photos.for_model(embedder.pixels, report)
+    kind = f" ({trained.weights})" if trained.weights else ""
+    epoch = f" after epoch {trained.epoch}" if trained.epoch else ""
+    place = embedder.process.device.type
+    report(f"{trained.source}{kind}: {trained.config.MODEL.NAME}{epoch}, {width} features, on {place}")
+    examples = read_examples(arguments.examples, embedder) if arguments.examples else None  # before hours of computing
+    if examples:
+        of_classes = f"{counted(len(examples.owners), 'example')} of {counted(len(examples.classes), 'class')}"
+        report(f"{arguments.examples}: {of_classes}")
+    query = embed_one(arguments.near, embedder) if arguments.near else None
+    table = embedder(photos.images(embedder.pixels))
+    if arguments.output:
+        write_features(arguments.output, photos, embedder.facts(), table)
+        report(f"{arguments.output}: {counted(len(table.indices), 'row')} of {width} features")
+    if examples:
+        classify(arguments, photos, embedder, examples, table)
+    if query is not None:
+        find_similar(arguments, photos, embedder, query, table)
+    if num_unreadable := len(photos) - len(table.indices):
+        report(f"{num_unreadable} of {counted(len(photos), 'image')} could not be read")
+    return 2 if num_unreadable else 0
+
+
+def classify(
+    arguments: argparse.Namespace, photos: "Photos", embedder: "Embedder", examples: "Examples", table: "Table"
+) -> None:
+    """Print the most similar classes of each photo, and write the tables and pictures."""
+    import numpy as np
+
+    from engine.features.embedder import thumbnail
+    from engine.features.nearest import NEAREST, TEMPERATURE
+    from engine.predict.output import UNSURE, Mark, Output
+    from engine.predict.predictor import Prediction
+
+    images, mark = photos.images(embedder.pixels), None if arguments.unsure is None else Mark(UNSURE, arguments.unsure)
+    outputs = Outputs(arguments.csv, arguments.json, arguments.sheet, arguments.into)
+    output = Output(photos, outputs, examples.classes, True, True, mark)
+    guesses = examples.guesses(table.features, arguments.top or 1)
+    for index, of_photo in zip(table.indices.tolist(), guesses, strict=True):
+        picture = thumbnail(images, index) if arguments.sheet else None
+        output.add(Prediction(index, photos[index], of_photo, picture))
+    facts, per_class = embedder.trained.facts(), np.bincount(examples.owners).tolist()
+    facts["model"] |= {"classes": examples.classes, "temperature": None}
+    of_examples = {"folder": str(arguments.examples), "per_class": per_class}
+    output.close(facts | {"examples": of_examples | {"nearest": NEAREST, "temperature": TEMPERATURE}})
+
+
+def find_similar(
+    arguments: argparse.Namespace, photos: "Photos", embedder: "Embedder", query: "np.ndarray", table: "Table"
+) -> None:
+    """Print and draw the photos that are most similar to the query, without the query itself."""
+    import numpy as np
+
+    from datasets.sources.images import unlabelled_files
+    from engine.features.embedder import normalized, thumbnail
+    from engine.predict.output import NUM_COLUMNS, THUMBNAIL, write_picture
+    from engine.predict.pictures import Tile, contact_sheet
+
+    images, similarities = photos.images(embedder.pixels), normalized(table.features) @ query
+    rows = np.argsort(-similarities, kind="stable")[: (arguments.top or NUM_SIMILAR) + 1].tolist()
+    similar = [(int(table.indices[row]), float(similarities[row])) for row in rows]
+    similar = [each for each in similar if not os.path.samefile(photos[each[0]], arguments.near)]
+    of_query = unlabelled_files([str(arguments.near)], embedder.pixels)
+    tiles = [Tile(thumbnail(of_query, 0), ["query", str(arguments.near)])._replace(frame="black")]
+    for index, similarity in similar[: arguments.top or NUM_SIMILAR]:
+        print(f"{one_line(photos[index])}\t{similarity:.4f}")
+        tiles.append(Tile(thumbnail(images, index), [f"{similarity:.4f}", photos[index]]))
+    write_picture(contact_sheet(tiles, NUM_COLUMNS, THUMBNAIL), arguments.sheet)
 
 
 if __name__ == "__main__":

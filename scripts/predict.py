@@ -253,7 +253,7 @@ def make_folder(flag: str, folder: Path) -> None:
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print the most probable classes of each image, and write the files that the flags name. Return the exit code."""
     from datasets.pixels import pixels_of
-    from datasets.sources.files import images_among, refuse_copies
+    from datasets.sources.folder import images_among
     from engine.export.runtime import load_exported
     from engine.predict.classifier import load_classifier
     from engine.predict.output import Output, thumbnails
@@ -263,8 +263,6 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     classifier = process.after_first(lambda: load_classifier(*how, load_graph=load_exported))
     pixels = pixels_of(classifier.config.DATA)
     paths = images_among(paths, pixels, report if process.is_first else len)
-    if arguments.into:
-        refuse_copies(pixels)
     maps = None
     if arguments.attention:
         from engine.predict.attention_maps import Maps

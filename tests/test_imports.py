@@ -26,12 +26,12 @@ RARE = tuple(
     datasets.sources.remote engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
-    datasets.sources.channel_files engine.export.native_photo configs.rare_combinations
+    engine.export.native_photo configs.rare_combinations
     engine.tasks.numbers engine.train.number_loss
     datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
-    engine.doctor engine.choice engine.folds engine.labelling scripts.embedding scripts.labelling scripts.translating_timm""".split()
+    engine.doctor engine.choice engine.folds engine.labelling""".split()
 )
 
 
@@ -89,7 +89,7 @@ def test_programs_load_run_settings_only_through_settings_module():
     """This way includes the settings of the pretrained weights. Other files read settings without them."""
     files = [*ROOT.glob("*.py"), *(path for room in TOWER for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
-    expected = {"settings.py", "settings_of_weights.py", "make_shards.py", "translating_timm.py"}
+    expected = {"settings.py", "settings_of_weights.py", "make_shards.py", "from_timm.py"}
     assert users == expected
 
 
@@ -130,7 +130,7 @@ PACKAGES = {
     "engine": (
         "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
         " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
-        " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list"
+        " fine_tuning_rate quick_checks export report compare build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list"
         " kept saves features.saved labelling features.start folds loop resumed check run __init__"
     ).split(),
 }

@@ -22,8 +22,6 @@ from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
 from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS, convert, to_text
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
-from datasets.pixels import pixels_of
-from datasets.sources.files import refuse_copies
 from datasets.sources.remote import ServerFolder
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
 from datasets.targets.labels import reading_of
@@ -407,13 +405,7 @@ OTHER_PAGES = re.compile(
 )
 PROOFS = cases_of("pages-limits")
 NAMES = {  # available to the code in proofs
-    **{
-        "FORMATS": FORMATS,
-        "SETTINGS": SETTINGS,
-        "TASKS": TASKS,
-        "pixels_of": pixels_of,
-        "refuse_copies": refuse_copies,
-    },
+    **{"FORMATS": FORMATS, "SETTINGS": SETTINGS, "TASKS": TASKS},
     **{"reading_of": reading_of, "ServerFolder": ServerFolder, "class_tables": class_tables},
     "settings": lambda words: load(words.split(), needs_file=False).config,
 }

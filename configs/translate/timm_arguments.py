@@ -81,7 +81,7 @@ CONVERTED = (
     Argument("weight-decay", "TRAIN.WEIGHT_DECAY", float, 2e-05),
     Argument("val-interval", "VALIDATE_FREQ", int, 1),
 )
-# Arguments whose settings depend on several arguments; scripts/translating_timm.py computes them.
+# Arguments whose settings depend on several arguments; scripts/from_timm.py computes them.
 COMPUTED = (
     Argument("torchcompile", "COMPILE", str),
     Argument("torchcompile-mode", "COMPILE", str),

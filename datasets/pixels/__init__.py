@@ -33,7 +33,6 @@ class Pixels(PixelRules):
     dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
     dtype_in_batch: ClassVar[torch.dtype] = torch.uint8
     white: ClassVar[float] = 255  # the highest value in a batch
-    channel_files: ClassVar[str | None] = None  # DATA.CHANNEL_FILES, if each channel of an image has a file of its own
     name: ClassVar[str] = "8bit"  # the value of DATA.PIXELS in messages and in names of indexes
     own_endings: ClassVar[tuple[str, ...]] = ()  # endings of files that 8 bits cannot read
     own_files: ClassVar[str] = ""  # these files, in words
@@ -75,7 +74,7 @@ class Pixels(PixelRules):
 
         return self, [] if is_remote else warn_of_lost_levels(images)  # a look would download a whole tar
 
-    def identity(self) -> dict[str, int | bool | str | None | tuple[int, ...]]:
+    def identity(self) -> dict[str, int | bool | str | tuple[int, ...]]:
         """Return what the pixels of a file depend on, as plain values. A cache is valid for equal ones."""
         return {each.name: getattr(self, each.name) for each in fields(PixelRules)}
 

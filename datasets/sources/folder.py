@@ -14,7 +14,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
 from datasets.known_classes import read_classes
-from datasets.pixels import hint_of_formats, pixels_of, readers
+from datasets.pixels import Pixels, hint_of_formats, pixels_of, readers
 from datasets.pixels.decode import IMAGE_ENDINGS, READ_BY
 from datasets.sources import (
     TEST_NAME,
@@ -26,7 +26,6 @@ from datasets.sources import (
     own_split,
     path_below_data,
 )
-from datasets.sources.files import images_of_files
 from datasets.sources.images import FileImages, is_within, natural
 from datasets.targets.by_label import ByName
 from datasets.targets.one_class import OneClass
@@ -34,7 +33,7 @@ from datasets.types import ImageSet, SavedData
 from utils.commands import page, pip
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder
-from utils.text import first_of, warning
+from utils.text import counted, first_of, warning
 
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # folders of copies or thumbnails, in a Mac's zip files and on network disks
 RUNS = "folders of runs"
@@ -54,9 +53,7 @@ def read_image_folder(config: Config, only_validation: bool, *_: object) -> tupl
     if parts.train or parts.val:
         return read_split_folders(config, root, EXPECTS, only_validation)
     images = read_class_folders(config, root, classes)
-    has_subfolders = "/" in (config.DATA.CHANNEL_FILES or "")  # in the folder of each class
-    doubt = "" if has_subfolders else _why_no_classes(root, classes)
-    return images.with_facts(split={"training": str(root)}, doubt=doubt), None
+    return images.with_facts(split={"training": str(root)}, doubt=_why_no_classes(root, classes)), None
 
 
 def _why_no_classes(root: Path, names: list[str]) -> str:
@@ -165,16 +162,15 @@ def read_class_folders(
     number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
     pixels = pixels_of(config.DATA)
-    endings, channel_files = (*IMAGE_ENDINGS, *pixels.own_endings), pixels.channel_files
-    of_files = {"folders": names, "numbers": numbers, "deep": deep, "endings": endings}
+    endings = (*IMAGE_ENDINGS, *pixels.own_endings)
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
         COLUMNS,
-        of_files | ({"channel_files": channel_files} if channel_files else {}),
-        lambda builder: _build(builder, FolderScan(folder, names, deep, endings, channel_files), numbers),
+        {"folders": names, "numbers": numbers, "deep": deep, "endings": endings},
+        lambda builder: _build(builder, FolderScan(folder, names, deep, endings), numbers),
         lambda index: _is_unchanged(index, folder),
     )
-    images = images_of_files(folder, index.text("path"), index.column("target"), classes, pixels)
+    images = FileImages(folder, index.text("path"), index.column("target"), classes, pixels)
     left_out = Counter(index.facts["left_out"])
     folders, files = _listed(folder)
     runs = [name for name in {*folders} - {*names} if is_run_folder(folder / name)]
@@ -216,16 +212,8 @@ def _build(builder: IndexBuilder, scan: "FolderScan", numbers: list[int]) -> dic
 class FolderScan:
     """Finds the images of class folders, and counts the files that it leaves out, by reason."""
 
-    def __init__(
-        self,
-        root: Path,
-        names: list[str],
-        deep: bool = True,
-        endings: tuple[str, ...] = IMAGE_ENDINGS,
-        channel_files: str | None = None,
-    ):
-        """`endings`: the endings of images. `channel_files`: DATA.CHANNEL_FILES, to find the images of the files."""
-        self.root, self.names, self.deep, self.endings, self.channel_files = root, names, deep, endings, channel_files
+    def __init__(self, root: Path, names: list[str], deep: bool = True, endings: tuple[str, ...] = IMAGE_ENDINGS):
+        self.root, self.names, self.deep, self.endings = root, names, deep, endings
         self.left_out = Counter()
         self.folders: list[str] = []  # listed folders, relative to the root
         self.dates: list[int] = []  # dates of these folders before they were listed
@@ -258,17 +246,13 @@ class FolderScan:
                     paths.append(f"{below}{file}")
                 elif not file.startswith("."):
                     others[os.path.splitext(file)[1].lower() or "without ending"] += 1
-        if self.channel_files:
-            from datasets.sources.channel_files import grouped
-
-            paths, num_others = grouped(paths, self.channel_files)
-            others += Counter({f"not {self.channel_files}": num_others})
         if not paths:
-            there_is = f", only what is not read ({first_of(sorted(others))})" if others else ""
-            there_is += hint_of_formats(others)
-            there_is += "; keep runs elsewhere (-output)" if RUNS in others else ""
+            reason = f", only what is not read ({first_of(sorted(others))})" if others else ""
+            reason += hint_of_formats(others)
+            if RUNS in others:
+                reason += "; keep runs elsewhere (-output)"
             raise DataError(
-                f"{self.root / name}: no images in this folder{there_is}; add some ({' '.join(IMAGE_ENDINGS)}) or "
+                f"{self.root / name}: no images in this folder{reason}; add some ({' '.join(IMAGE_ENDINGS)}) or "
                 "remove it"
             )
         self.left_out += others
@@ -302,6 +286,20 @@ def images_for_any_model(folder: Path, report: Callable[[str], object]) -> list[
     for line in describe_left_out(folder, scan.left_out):
         report(line)
     return images
+
+
+def images_among(paths: list[str], pixels: Pixels, report: Callable[[str], object]) -> list[str]:
+    """Return the paths of the images among the files of a folder, which was listed before the model was known."""
+    names_of_kinds = {ending: kind.name for ending, kind in readers().items() if ending not in pixels.own_endings}
+    kept = [path for path in paths if not path.lower().endswith(tuple(names_of_kinds))]
+    left_out = [path.lower() for path in {*paths}.difference(kept)]
+    names = sorted({name for ending, name in names_of_kinds.items() if any(path.endswith(ending) for path in left_out)})
+    why = f"that only a model with DATA.PIXELS={' or '.join(names)} takes"
+    if not kept and paths:
+        raise ConfigError(f"none of {counted(len(paths), 'file')} is an image for this model: left out those {why}")
+    if left_out:
+        report(f"left out {counted(len(paths) - len(kept), 'file')} {why}")
+    return kept
 
 
 def refuse_doubtful(config: Config, saved: SavedData | None, whole: ImageSet) -> None:

@@ -115,7 +115,7 @@ class FileImages(EncodedImages):
     def __init__(
         self,
         root: Path,
-        paths: list[str] | Texts,
+        paths: Sequence[str] | Texts,
         targets: Sequence[int] | np.ndarray,
         classes: list[str],
         pixels: Pixels,
@@ -192,6 +192,11 @@ class FileImages(EncodedImages):
                 has, may_have = format_bytes_apart(size, most)
                 raise ImageReadError(f"the file has {has}; DATA.MAX_PIXELS allows at most {may_have}")
             return os.path.splitext(path)[1], file.read()
+
+
+def unlabelled_files(paths: Sequence[str], pixels: Pixels, root: Path = Path()) -> FileImages:
+    """Return the images in these files, which have no labels."""
+    return FileImages(root, paths, np.zeros(len(paths), np.uint8), [], pixels)
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:

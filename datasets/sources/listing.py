@@ -28,7 +28,6 @@ from datasets.index import (
 )
 from datasets.pixels import pixels_of
 from datasets.sources import data_root, expected_layout, image_root, own_split, path_below_data
-from datasets.sources.files import images_of_files
 from datasets.sources.folder import read_split_folders
 from datasets.sources.images import FileImages, normal_paths, on_disk, stays_inside
 from datasets.targets.labels import ROWS_AT_ONCE, OneLabel
@@ -93,7 +92,7 @@ def to_image_sets(config: Config, lists: Lists, only_last: bool) -> list[FileIma
         root = image_root(config.DATA) or file.parent
         _check_paths(index, file, number, root)
         (of_images, meaning), groups = targets[number], index.text(f"{number}.group")
-        images = images_of_files(root, paths, of_images, classes, pixels_of(config.DATA), confined=True)
+        images = FileImages(root, paths, of_images, classes, pixels_of(config.DATA), confined=True)
         facts = {"groups": groups} if len(groups) else {}
         images = images.with_facts(
             folder=path_below_data(config.DATA, root),

@@ -16,9 +16,8 @@ from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
 from datasets.pixels import Pixels, pixels_of
-from datasets.sources.files import images_among, unlabelled_files
-from datasets.sources.folder import images_for_any_model
-from datasets.sources.images import FileImages
+from datasets.sources.folder import images_among, images_for_any_model
+from datasets.sources.images import FileImages, unlabelled_files
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
 from engine.infer import PlacingInference

@@ -10,8 +10,7 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import BadImages, build_eval_data
 from datasets.pixels import pixels_of
-from datasets.sources.files import unlabelled_files
-from datasets.sources.images import FileImages
+from datasets.sources.images import FileImages, unlabelled_files
 from datasets.types import Batch
 from engine.infer import PlacingInference
 from engine.predict.classifier import Classifier

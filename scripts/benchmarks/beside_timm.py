@@ -98,7 +98,7 @@ def train_ours(words: list[str], settings: list[str]) -> tuple[dict[str, Tensor]
 
     Return the initial weights, the images and targets of each epoch's batches, and the result.
     """
-    from scripts.translating_timm import translate
+    from scripts.from_timm import translate
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "my.yaml")
@@ -169,7 +169,7 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
     script.create_model, script.create_optimizer_v2, script.ClassificationTask = make_model, make_optimizer, Task
     script.create_dataset = lambda *args, **options: None
     script.create_loader = lambda *args, **options: Loader(batches)
-    from scripts.translating_timm import read_arguments
+    from scripts.from_timm import read_arguments
 
     arguments = read_arguments(words)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):

@@ -10,7 +10,6 @@ from utils.errors import ConfigError
 
 SETTINGS = "DATA: {DATASET: imagefolder, PIXELS: native%s}\nMODEL: {TYPE: vit}"
 FIVE = SETTINGS % ", IMAGE_CHANNELS: 5"
-BANDS = "DATA.CHANNEL_FILES={id}_{B02,B03,B04,B08}.tif"
 
 
 def loaded(text: str, options: str = "", *flags: str):
@@ -20,7 +19,7 @@ def loaded(text: str, options: str = "", *flags: str):
 @pytest.mark.parametrize("options", cases_of("native_pixels-mistakes"))
 def test_setting_that_contradicts_native_pixels_is_refused(here, options):
     with refused(ConfigError, *names_of("native_pixels-mistakes", options)):
-        loaded(FIVE if "CHANNEL_FILES" not in options else SETTINGS % "", options)
+        loaded(FIVE, options)
 
 
 def test_each_row_of_native_refusals_refuses_a_case(here, monkeypatch):
@@ -33,7 +32,7 @@ def test_each_row_of_native_refusals_refuses_a_case(here, monkeypatch):
     monkeypatch.setattr("configs.rare_combinations.NATIVE", rows)
     for options in cases_of("native_pixels-mistakes"):
         with pytest.raises(ConfigError):
-            loaded(FIVE if "CHANNEL_FILES" not in options else SETTINGS % "", options)
+            loaded(FIVE, options)
     assert hit == {*range(len(NATIVE))}
 
 
@@ -51,7 +50,6 @@ def test_each_row_of_native_refusals_refuses_a_case(here, monkeypatch):
         "DATA.IMAGE_CHANNELS=1000",
         "DATA.IMAGE_CHANNELS=2 DATA.RANGE=[0,1,0,2]",
         "TRAIN.COLOR_JITTER=0.4 TRAIN.RANDOM_ERASE_PROB=0.2 TRAIN.CUTMIX_ALPHA=1",
-        "DATA.IMAGE_CHANNELS=2 DATA.CHANNEL_FILES={a,b}/{id}.tif",
         "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 -eval",
         "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=a.pth -eval",
     ],
@@ -60,7 +58,7 @@ def test_setting_that_suits_native_pixels_is_accepted(here, options):
     assert loaded(FIVE, options.replace(" -eval", ""), *["-eval"] * ("-eval" in options)).DATA.is_native
 
 
-@pytest.mark.parametrize("word", ["DATA.RANGE=[0,255]", "DATA.RGB=[2,1,0]", "DATA.CHANNEL_FILES={id}_{a,b,c}.tif"])
+@pytest.mark.parametrize("word", ["DATA.RANGE=[0,255]", "DATA.RGB=[2,1,0]"])
 def test_native_setting_without_effect_on_8_bits_is_noted(here, word):
     (note,) = load_text("DATA: {DATASET: imagefolder}", "-opts", word).notes
     assert_names(note, word.partition("=")[0], "DATA.PIXELS", "8bit", "native")
@@ -80,13 +78,6 @@ def test_mean_of_a_file_for_other_channels_is_replaced(here):
 def test_mean_for_other_channels_is_refused_with_8_bits(here):
     with refused(ConfigError, "DATA.IMAGENET_MEAN", "DATA.IMAGE_CHANNELS", 3):
         loaded("DATA: {DATASET: imagefolder, IMAGENET_MEAN: [0.5, 0.4]}")
-
-
-def test_number_of_channels_follows_from_channel_files(here):
-    found = load_text(SETTINGS % "", "-opts", BANDS)
-    assert found.config.DATA.IMAGE_CHANNELS == len(found.config.DATA.IMAGENET_MEAN) == 4
-    assert "DATA.CHANNEL_FILES" in found.origins["DATA.IMAGE_CHANNELS"]
-    assert loaded(FIVE, BANDS).DATA.IMAGE_CHANNELS == 4, "also instead of the number in a file"
 
 
 def test_colours_and_grey_images_of_8_bits_keep_their_defaults(here):

@@ -66,3 +66,9 @@ def test_explain_precision_is_refused_unless_it_is_false():
     with pytest.raises(ConfigError, match=r"PRECISION\.EXPLAIN"):
         load_text("PRECISION: {EXPLAIN: true}")
     assert load_text("PRECISION: {EXPLAIN: false}").config == load_text("").config
+
+
+def test_file_for_each_channel_is_refused_and_one_file_is_named_instead():
+    with refused(ConfigError, "DATA.CHANNEL_FILES", "3.0.0", "one file", ".npy"):
+        load_text("", "-opts", "DATA.CHANNEL_FILES={id}_{B02,B03}.tif")
+    assert load_text("DATA: {CHANNEL_FILES: null}").config == load_text("").config

@@ -27,7 +27,7 @@ from engine.record.saved_files import read_rows, read_table
 from models.weights.sharded import PIECES
 from models.weights.torch_files import read_torch
 from scripts.make_shards import claim, write_part
-from scripts.sweeping import Sweep, make_folder, read_sweep
+from scripts.sweep import Sweep, make_folder, read_sweep
 from tests.support.batches import batch
 from tests.support.configs import CPU
 from tests.support.dying import deaths, dying
@@ -169,7 +169,7 @@ def read_tars(folder: Path) -> dict[str, Any]:
 
 def write_embeddings(folder: Path, version: int) -> None:
     from engine.features.embedder import Photos, Table
-    from scripts.embedding import write_features
+    from engine.features.feature_files import write_features
 
     features, nothing = np.full((1, 3), version, np.float32), np.zeros((1, 0), np.float32)
     table = Table(np.array([0]), np.ones((1, 2), np.int32), features, logits=nothing, known=nothing)
@@ -286,7 +286,7 @@ DIRECT = {
     "engine/export/formats.py": "a temporary path of `staged`",
     "engine/export/hugging_face.py": "a temporary path of `staged`",
     "scripts/export.py": "a temporary path of `staged`",
-    "scripts/sweeping.py": "the empty lock of a sweep, and the output of trials, which only people read",
+    "scripts/sweep.py": "the empty lock of a sweep, and the output of trials, which only people read",
     "utils/log.py": "/dev/null",
 }
 TOOLS = ("scripts/benchmarks/", "scripts/maintenance/", "utils/files.py")

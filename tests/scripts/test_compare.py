@@ -14,10 +14,10 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.compare import statistics
+from engine.compare.runs import Group, find_runs, group_runs, image_test, other_data
+from engine.compare.tables import to_markdown
 from engine.record.saved_run import SavedRun
-from scripts.comparing import statistics
-from scripts.comparing.runs import Group, find_runs, group_runs, image_test, other_data
-from scripts.comparing.tables import to_markdown
 from tests.support.cases import assert_cases, cases_of, names_of
 from tests.support.configs import yaml_of
 from tests.support.properties import examples

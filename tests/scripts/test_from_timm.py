@@ -17,7 +17,7 @@ from datasets.transforms.augment import Augmentation
 from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from models import build_model
-from scripts.translating_timm import translate
+from scripts.from_timm import translate
 from tests.support.cases import cases_of, content_of, names_of, value_of
 from tests.support.configs import meta_device, write
 from tests.support.forks import ROOT

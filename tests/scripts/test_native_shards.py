@@ -22,9 +22,9 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def shards_of(photos, *options: str):
+def shards_of(photos):
     """Write the images as shards, and return the folder."""
-    words = ["DATA.PIXELS=native", f"DATA.IMAGE_CHANNELS={CHANNELS}", *options]
+    words = ["DATA.PIXELS=native", f"DATA.IMAGE_CHANNELS={CHANNELS}"]
     given = ["-dataset", "imagefolder", "-data_path", photos, "-out", photos.parent / "out", "-samples_per_shard", "5"]
     typed("scripts/make_shards.py", *given, "-opts", *words).done()
     return photos.parent / "out"
@@ -48,17 +48,3 @@ def test_shards_keep_type_channels_and_pixels_of_the_files(photos):
     assert measure_pixels(after[0], after[1]).limits == measure_pixels(before[0], before[1]).limits
     names = [member.name for member in Tar(photos.parent / "out" / "train-000000.tar").members()]
     assert sum(name.endswith(".npy") for name in names) == 5
-
-
-def test_shards_of_channel_files_have_one_sample_for_each_image(tmp_path):
-    draw(tmp_path / "photos")
-    joined = tmp_path / "joined"
-    (tmp_path / "photos").rename(joined)
-    for path in joined.rglob("*.npy"):
-        for number, name in enumerate(("r", "g", "b", "n", "m")):
-            single = tmp_path / "photos" / path.relative_to(joined).with_name(f"{path.stem}_{name}.npy")
-            single.parent.mkdir(parents=True, exist_ok=True)
-            np.save(single, np.load(path)[:, :, number])
-    out = shards_of(tmp_path / "photos", "DATA.CHANNEL_FILES={id}_{r,g,b,n,m}.npy")
-    for original, copied in zip(load(joined, "imagefolder", joined)[1:], load(out, "shards", joined)[1:], strict=True):
-        assert contents(copied) == contents(original)

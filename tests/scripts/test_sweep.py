@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import sweep, sweeping
-from scripts.sweeping import is_locked, make_folder
+from scripts import sweep
+from scripts.sweep import is_locked, make_folder
 from tests.support.cases import assert_cases, cases_of, content_of, names_of
 from tests.support.forks import start_fork
 from tests.support.properties import examples
@@ -68,10 +68,10 @@ class Pretended:
 
 @pytest.fixture
 def pretended(monkeypatch, signal_handlers):
-    monkeypatch.setattr(sweeping, "start", Pretended)
+    monkeypatch.setattr(sweep, "start", Pretended)
     monkeypatch.setattr(Pretended, "ends", {})
     monkeypatch.setattr(Pretended, "started", [])
-    monkeypatch.setattr(sweeping, "SECONDS_BETWEEN_LOOKS", 0)
+    monkeypatch.setattr(sweep, "SECONDS_BETWEEN_LOOKS", 0)
     return Pretended
 
 
@@ -161,8 +161,8 @@ def test_sweep_waits_for_orphaned_run_and_forwards_stop_signal_once(tmp_path, st
         def terminate(self):
             told.append(self.folder.name)
 
-    monkeypatch.setattr(sweeping, "is_locked", lambda folder: bool(outlived) and outlived.pop())
-    monkeypatch.setattr(sweeping, "start", Long)
+    monkeypatch.setattr(sweep, "is_locked", lambda folder: bool(outlived) and outlived.pop())
+    monkeypatch.setattr(sweep, "start", Long)
     printed = start("-seeds", "0,1,2", exit_with=143)
     assert told == pretended.started == ["trial-000"] and not outlived
     assert_cases("sweep_that_was_stopped", printed)
@@ -203,7 +203,7 @@ def test_moved_sweep_starts_no_trial_in_the_folder_replacing_it(tmp_path, start,
                 (tmp_path / "sweep/trials.csv").write_text("of another sweep")
             return super().poll()
 
-    monkeypatch.setattr(sweeping, "start", Moving)
+    monkeypatch.setattr(sweep, "start", Moving)
     assert_names(start(*GRID, exit_with=1), "-output", tmp_path / "sweep")
     assert pretended.started == ["trial-000"]
     assert (tmp_path / "sweep/trials.csv").read_text() == "of another sweep"
@@ -253,7 +253,7 @@ def test_replaced_sweep_lock_is_refused_and_never_followed(tmp_path, start, pret
 
 def test_sweep_list_values_need_brackets_and_commas_need_quotes():
     choices = sweep.read_over(["TRAIN.OPTIMIZER.BETAS=[0.9,0.99],(0.9,0.999)", "MODEL.NAME='a,b',c"])
-    found = {key: sweeping.choices_of(key, text) for key, text in choices.items()}
+    found = {key: sweep.choices_of(key, text) for key, text in choices.items()}
     assert found == {"TRAIN.OPTIMIZER.BETAS": ["[0.9,0.99]", "(0.9,0.999)"], "MODEL.NAME": ["a,b", "c"]}
 
 
@@ -277,11 +277,11 @@ def test_resumed_trial_after_kill_matches_a_manual_run(tmp_path, small_yaml, sta
     class Killed(Forked):
         faults = Forked.faults | {"signal_at": [20, int(signal.SIGKILL), [0]]}  # in the second epoch
 
-    monkeypatch.setattr(sweeping, "start", Killed)
+    monkeypatch.setattr(sweep, "start", Killed)
     flags = ["-epochs", "2", "-batch_size", "128"]
     start("-seeds", "7", *flags, exit_with=1)
     assert rows(tmp_path / "sweep")[0]["state"] == "stopped"
-    monkeypatch.setattr(sweeping, "start", Forked)
+    monkeypatch.setattr(sweep, "start", Forked)
     start()
     by_hand = ["-cfg", str(small_yaml), *flags, "-seed", "7", "-output", str(tmp_path), "-name", "by_hand"]
     assert run("main_single_gpu.py", *by_hand, faults=Forked.faults).returncode == 0
@@ -298,7 +298,7 @@ def test_trial_gets_a_stop_signal_when_its_sweep_dies(tmp_path):
     if (parent := os.fork()) == 0:
         trap = "trap 'echo told; exit' TERM; echo ready"
         program = ["/bin/sh", "-c", f"{trap}; for n in $(seq 6000); do sleep 0.1; done"]
-        started = sweeping.start(program, output, str(tmp_path))
+        started = sweep.start(program, output, str(tmp_path))
         os.write(write, str(started.pid).encode())
         try:
             wait_until(lambda: output.read_text() == "ready\n")
@@ -337,14 +337,14 @@ def test_full_disk_for_sweep_tables_does_not_stop_trials(tmp_path, start, preten
             raise full
         write_text(path, text)
 
-    monkeypatch.setattr(sweeping, "write_text", refuse_tables)
+    monkeypatch.setattr(sweep, "write_text", refuse_tables)
     printed = start("-seeds", "0,1")
     assert len(pretended.started) == 2 and "trials.csv" in printed
     pretended.ends["trial-001"] = full
     start("-seeds", "0,1")  # both trials are done
     (tmp_path / "sweep" / "trial-001" / "status.json").unlink()
     assert_names(start(exit_with=2), "-output", "trial 1")
-    monkeypatch.setattr(sweeping, "write_text", Mock(side_effect=full))
+    monkeypatch.setattr(sweep, "write_text", Mock(side_effect=full))
     assert_names(start(exit_with=2), "-output", tmp_path / "sweep")
 
 

@@ -11,7 +11,7 @@ import weakref
 from importlib import metadata
 
 MODULES = (
-    "main_single_gpu main_multi_gpu engine.run scripts.embedding scripts.labelling timm timm.data torchvision.datasets "
+    "main_single_gpu main_multi_gpu engine.run scripts.embed scripts.labels timm timm.data torchvision.datasets "
     "torch.utils.tensorboard matplotlib.pyplot matplotlib.backends.backend_agg safetensors.torch numpy.random "
     "PIL.BmpImagePlugin PIL.GifImagePlugin PIL.JpegImagePlugin PIL.PngImagePlugin PIL.PpmImagePlugin"
 ).split()

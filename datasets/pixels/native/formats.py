@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -240,39 +241,54 @@ def _read_dicom(data: bytes, rules: PixelRules, kind: str) -> np.ndarray:
 
 def _modality_values(file: Any) -> tuple[np.ndarray, float, float]:
     """Return the values after the modality transform, and the lowest and highest value that it can give."""
+    from pydicom.pixels import apply_modality_lut
+
     if tables := file.get("ModalityLUTSequence"):
-        return _looked_up(file.pixel_array, tables[0], file), 0, 2 ** tables[0].LUTDescriptor[2] - 1
-    slope, intercept = float(file.get("RescaleSlope") or 1), float(file.get("RescaleIntercept") or 0)
+        values, highest = _looked_up(file.pixel_array, tables[0], file, apply_modality_lut)
+        return values, 0, highest
+    for name, usual in (("RescaleSlope", 1), ("RescaleIntercept", 0)):
+        if not file.get(name):  # pydicom uses either only if both are there
+            setattr(file, name, usual)
     bits = file.get("BitsStored", 32)
     ends = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if file.get("PixelRepresentation") else (0, 2**bits - 1)
-    return file.pixel_array * slope + intercept, *sorted(each * slope + intercept for each in ends)
+    low, high = sorted(apply_modality_lut(np.array(ends), file).tolist())
+    return apply_modality_lut(file.pixel_array, file), low, high
 
 
 def _windowed(values: np.ndarray, low: float, high: float, file: Any) -> np.ndarray:
     """Return values between `low` and `high` after the file's table or window (VOI LUT), from 0 to 1."""
-    from pydicom.pixels import apply_windowing
+    from pydicom.pixels import apply_voi_lut
 
     if tables := file.get("VOILUTSequence"):
-        return _looked_up(values, tables[0], file) / (2 ** tables[0].LUTDescriptor[2] - 1)
+        entries, highest = _looked_up(values, tables[0], file, apply_voi_lut)
+        return entries / highest
     if None in (file.get("WindowCenter"), file.get("WindowWidth")):
         return (values - low) / (high - low)
     # pydicom scales its result to the range that it derives from these elements.
     for name in ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept"):
         file.pop(name, None)
     file.BitsStored, file.PixelRepresentation = 1, 0
-    return apply_windowing(values, file)
+    return apply_voi_lut(values, file)
 
 
-def _looked_up(values: np.ndarray, table: Any, file: Any) -> np.ndarray:
-    """Return the entries of a lookup table for these values. Values outside of the table get its first or last entry."""
+def _looked_up(
+    values: np.ndarray, table: Any, file: Any, apply: Callable[[np.ndarray, Any], np.ndarray]
+) -> tuple[np.ndarray, int]:
+    """Return the entries of a table of the file for these values, and the highest number of its bits.
+
+    `apply`: pydicom's function. It would count the places in a table of 8 bits with 8 bits, and knows no entries of 12
+    bits or in pairs, so it gets a table of 16 bits, and only values with a place in it.
+    """
     count, first, bits = table.LUTDescriptor
-    count, entries = count or 2**16, table.LUTData
-    if isinstance(entries, bytes):  # words of 16 bits; entries of 8 bits may be stored in pairs
-        words = np.frombuffer(entries, "<u2" if file.original_encoding[1] else ">u2").astype("<u2")
-        entries = words if bits > 8 or len(words) >= count else words.view(np.uint8)
-    entries = np.atleast_1d(entries)[:count]
-    if len(entries) < count or entries.max() >= 2**bits:
-        raise ImageReadError(
-            f"its table has {len(entries)} entries up to {entries.max()} instead of {count} of {bits} bits"
-        )
-    return entries[(values - float(first)).clip(0, count - 1).astype(np.intp)]
+    count, data = count or 2**16, table.LUTData
+    table.LUTDescriptor[2] = 16
+    num_entries = len(data) // 2 if isinstance(data, bytes) else len(data)
+    if isinstance(data, bytes) and bits == 8 and num_entries < count and file.original_encoding[1]:
+        table["LUTData"].VR, num_entries = "US", len(data)
+        table.LUTData = list(data[:count])
+    if num_entries < count:
+        raise ImageReadError(f"its table has {num_entries} entries instead of {count}")
+    entries = apply(np.floor(values).astype(np.int64).clip(first, first + count - 1), file)
+    if entries.max() >= 2**bits:
+        raise ImageReadError(f"its table has entries up to {entries.max()}, but says that they have {bits} bits")
+    return entries, 2**bits - 1

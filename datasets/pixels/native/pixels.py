@@ -38,7 +38,6 @@ class NativePixels(Pixels):
     """The pixels of a run, uint8, uint16 or float32 [H, W, channels]. In batches they are float32, from 0 to 1."""
 
     kind: str = "native"  # DATA.PIXELS; native: not yet known
-    channel_files: str | None = None
     rgb: tuple[int, ...] = ()
     limits: tuple[float, ...] = ()  # DATA.RANGE
 
@@ -49,13 +48,13 @@ class NativePixels(Pixels):
     own_files: ClassVar[str] = ".npy and DICOM"
     measured_by: ClassVar[str] = "pixels.native.statistics.finish"
     measured: ClassVar[tuple[str, ...]] = ("DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
-    chosen: ClassVar[tuple[str, ...]] = ("DATA.PIXELS", "DATA.RGB", "DATA.CHANNEL_FILES", *measured)
+    chosen: ClassVar[tuple[str, ...]] = ("DATA.PIXELS", "DATA.RGB", *measured)
     photo: ClassVar[str] = "native_photo.NativePhoto"
 
     @classmethod
     def of(cls, data: Data) -> Self:
         # The mean is measured later, so transparent pixels are grey.
-        own = {"kind": data.PIXELS, "channel_files": data.CHANNEL_FILES, "rgb": data.RGB, "limits": data.RANGE}
+        own = {"kind": data.PIXELS, "rgb": data.RGB, "limits": data.RANGE}
         return replace(super().of(data), background=(128,) * 3, **own)
 
     @classmethod
@@ -96,8 +95,8 @@ class NativePixels(Pixels):
                 reasons.append(f"{images.name(index)}: {error}")
         raise DataError(f"{reasons[0]}; no image of the first {len(reasons)} can be read")
 
-    def identity(self) -> dict[str, int | bool | str | None | tuple[int, ...]]:
-        return super().identity() | {"kind": self.kind, "channel_files": self.channel_files}
+    def identity(self) -> dict[str, int | bool | str | tuple[int, ...]]:
+        return super().identity() | {"kind": self.kind}
 
     def survey(self, count: int) -> Ranges:
         return Ranges(self.kind, count, self.num_channels)

@@ -1,8 +1,14 @@
-"""Sends runs to TensorBoard, Weights & Biases and MLflow. Each tracker has its own thread and cannot delay training."""
+"""Sends the rows of steps.csv and metrics.csv to TensorBoard, Weights & Biases and MLflow.
+
+Each tracker has a listener and a thread, so it cannot delay training.
+"""
 
 import contextlib
 import importlib.util
+import json
+import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
+from configs.values import flatten
 from engine.record.saved_files import PICTURES, read_object
-from engine.record.trackers.tracker import Ending, TrackedRow, Tracker, without_secrets
+from engine.record.trackers.listeners import LISTENERS, Ending, Listener, Start, TrackedRow
 from utils.commands import pip
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
+from utils.files import write_text
 from utils.log import Log
+from utils.text import redacted
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # package names for pip; not in requirements.txt
 PATIENCE = 10.0  # seconds without progress after which an ending run stops waiting for a tracker
@@ -23,55 +32,8 @@ LONGEST_END = 60.0  # maximum seconds that an ending run waits for a tracker tha
 ROWS_AT_ONCE = 50  # maximum number of rows that a tracker gets in one call
 # Columns of steps.csv that are sent to trackers. The columns *_pct are sent as well.
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
-
-
-class TensorBoard(Tracker):
-    """Writes TensorBoard's files. A resumed run discards earlier figures for its first step and later steps."""
-
-    _writer = None
-    _first_step = 0
-
-    def open(self) -> str:
-        return ""  # TensorBoard is imported at the first row, because the import takes a second of CPU time
-
-    def go_back(self, step: int, epoch: int) -> None:
-        if self._writer:
-            self._writer.close()
-        self._writer, self._first_step = None, step
-        self.last = {"step": step - 1, "epoch": epoch - 1}
-
-    def add(self, rows: Sequence[TrackedRow]) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._first_step)
-        for row in rows:
-            for name, value in row.figures.items():
-                self._writer.add_scalar(name, value, row.number)
-        self._writer.flush()
-
-    def end(self, ending: Ending) -> None:
-        if self._writer is None:
-            return
-        import numpy
-        from PIL import Image
-
-        for path in ending.pictures:
-            with Image.open(path, formats=("PNG",)) as picture:
-                self._writer.add_image(path.stem, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
-        self._writer.close()
-
-
-# --- all trackers of a run ---
-
-
-def make_tracker(name: str, config: Config, folder: Path) -> Tracker:
-    """Return the tracker of this name."""
-    if name == "tensorboard":
-        return TensorBoard(name, config, folder)
-    from engine.record.trackers.servers import Mlflow, Wandb
-
-    return {"wandb": Wandb, "mlflow": Mlflow}[name](name, config, folder)
+IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of environment variables that hold secrets
+SHORTEST_SECRET = 6  # characters; a shorter value may occur in ordinary words
 
 
 def check_trackers(config: Config) -> None:
@@ -83,49 +45,64 @@ def check_trackers(config: Config) -> None:
 
 
 class TrackerThread:
-    """Feeds one tracker from a queue. The first failure is logged as a warning and ends the tracker, not the run."""
+    """Feeds one listener from a queue. The first failure is logged as a warning and ends the listener, not the run.
 
-    def __init__(self, tracker: Tracker, log: Log):
-        self._tracker, self._log = tracker, log
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+    `tracking/NAME.json` in the run's folder holds the run's ID on the tracker and the numbers of the last rows sent. A
+    resumed run continues after these rows.
+    """
+
+    def __init__(self, name: str, config: Config, folder: Path, log: Log):
+        self._name, self._config, self._folder, self._log = name, config, folder, log
+        self._file = folder / "tracking" / f"{name}.json"
+        self._last = {"step": -1, "epoch": -1}  # rows up to these were sent already
+        self._queue: queue.SimpleQueue[TrackedRow | Start | Ending] = queue.SimpleQueue()
         self._is_open, self._moved = False, time.monotonic()
-        self._thread = threading.Thread(target=self._run, name=tracker.name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, item: Any) -> None:
-        """Queue an item: a TrackedRow, the (step, epoch) of a start or a rollback, or an Ending as the last item."""
+    def put(self, item: TrackedRow | Start | Ending) -> None:
+        """Queue an item. An Ending is the last one."""
         if self._thread.is_alive():
             self._queue.put(item)
 
     def _run(self) -> None:
-        tracker = self._tracker
         try:
-            if place := tracker.open():
-                self._log.say(f"{tracker.name}: {without_secrets(place)}")
-            tracker.remember()
+            saved = read_object(self._file)
+            listener = LISTENERS[self._name](self._folder, shown_settings(self._config), saved.get("id"))
+            if listener.place:
+                self._log.say(f"{self._name}: {without_secrets(listener.place)}")
+            if not listener.may_have_lost_rows:
+                self._last = {axis: saved.get(axis, -1) for axis in self._last}
+            self._remember(listener)
             self._is_open = True
-            while self._handle():
+            while self._handle(listener):
                 self._moved = time.monotonic()
         except BaseException as error:  # libraries raise SystemExit, too
             reason = without_secrets(f"{type(error).__name__}: {error}".split("\n")[0])[:300]
-            self._log.warn(f"{tracker.name}: {reason}; training continues without it")
+            self._log.warn(f"{self._name}: {reason}; training continues without it")
 
-    def _handle(self) -> bool:
+    def _handle(self, listener: Listener) -> bool:
         """Send the rows in the queue, or handle another item. Return False after the last item."""
-        tracker, rows, item = self._tracker, [], self._queue.get()
+        rows, item = [], self._queue.get()
         while isinstance(item, TrackedRow):
-            if item.number > tracker.last.get(item.axis, -1):
+            if item.number > self._last[item.axis]:
                 rows.append(item)
             item = None if self._queue.empty() or len(rows) == ROWS_AT_ONCE else self._queue.get()
         if rows:
-            tracker.add(rows)
-            tracker.last |= {row.axis: row.number for row in rows if row.axis in tracker.last}
-            tracker.remember()
+            listener.add(rows)
+            self._last |= {row.axis: row.number for row in rows}
+            self._remember(listener)
+        if isinstance(item, Start) and listener.go_back(item.step):
+            self._last = {"step": item.step - 1, "epoch": item.epoch - 1}
         if isinstance(item, Ending):
-            tracker.end(item)
-        elif item:
-            tracker.go_back(*item)
+            listener.end(item)
         return not isinstance(item, Ending)
+
+    def _remember(self, listener: Listener) -> None:
+        """Save the run's ID and the numbers of the last rows sent, for a resumed run."""
+        if listener.identity:
+            self._file.parent.mkdir(exist_ok=True)
+            write_text(self._file, json.dumps({"id": listener.identity, **self._last}) + "\n")
 
     def join(self, deadline: float) -> None:
         """Wait until everything is sent, but give up if the tracker hangs."""
@@ -134,7 +111,7 @@ class TrackerThread:
             # A tracker that is opening may be migrating a database, which must not be interrupted.
             patience = PATIENCE if self._is_open else LONGEST_END
             if time.monotonic() > min(deadline, max(asked, self._moved) + patience):
-                self._log.warn(f"{self._tracker.name}: not everything was sent when the run ended")
+                self._log.warn(f"{self._name}: not everything was sent when the run ended")
                 return
             self._thread.join(0.05)
 
@@ -149,38 +126,51 @@ class Trackers:
         self, step: int, epoch: int, steps: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[str, Any]]
     ) -> None:
         """Report a start at this update and epoch, or a rollback to them. `steps`, `epochs`: all earlier rows."""
-        for each in self._threads:
-            each.put((step, epoch))
+        self._put(Start(step, epoch))
         for axis, rows in (("step", steps), ("epoch", epochs)):
             for row in rows:
                 self.add(axis, row)
 
     def add(self, axis: str, row: Mapping[str, float | None]) -> None:
         """Send a row of steps.csv ("step") or metrics.csv ("epoch")."""
-        if self._threads:
-            found = TrackedRow(axis, int(row["epoch" if axis == "epoch" else "step"]), figures_of(axis, row))
-            for each in self._threads:
-                each.put(found)
+        self._put(TrackedRow(axis, int(row[axis]), figures_of(axis, row)))
 
     def end(self, ending: Ending) -> None:
-        for each in self._threads:
-            each.put(ending)
+        self._put(ending)
         deadline = time.monotonic() + LONGEST_END
-        for each in self._threads:
-            each.join(deadline)
+        for thread in self._threads:
+            thread.join(deadline)
+
+    def _put(self, item: TrackedRow | Start | Ending) -> None:
+        for thread in self._threads:
+            thread.put(item)
 
 
 @contextlib.contextmanager
 def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[Trackers]:
     """Yield the trackers in TRACK. At the end of the `with` block, report to them how the run ended."""
     names = dict.fromkeys(config.TRACK) if process.is_first else ()
-    trackers = Trackers(TrackerThread(make_tracker(name, config, folder), log) for name in names)
+    trackers = Trackers(TrackerThread(name, config, folder, log) for name in names)
     has_failed = True
     try:
         yield trackers
         has_failed = False
     finally:
         trackers.end(ending_of(folder, has_failed) if names else Ending("done", {}, ()))
+
+
+def shown_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of a run, without secrets."""
+    settings = flatten(config).items()
+    return {key: without_secrets(value) if isinstance(value, str) else value for key, value in settings}
+
+
+def without_secrets(text: str) -> str:
+    """Return the text without credentials in URLs, and without the values of secret environment variables."""
+    for name, value in os.environ.items():
+        if IS_SECRET.search(name) and len(value) >= SHORTEST_SECRET:
+            text = text.replace(value, "***")
+    return redacted(text)
 
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:

@@ -6,25 +6,15 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import yaml
 from PIL import Image
 
 import engine.record.trackers as module
-from engine.record.trackers import (
-    Ending,
-    TensorBoard,
-    TrackedRow,
-    Tracker,
-    Trackers,
-    TrackerThread,
-    check_trackers,
-    ending_of,
-    figures_of,
-    make_tracker,
-)
-from engine.record.trackers.servers import Wandb
+from engine.record.trackers import Trackers, TrackerThread, check_trackers, ending_of, figures_of, shown_settings
+from engine.record.trackers.listeners import LISTENERS, Ending, Listener, TensorBoard, TrackedRow
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
@@ -129,21 +119,27 @@ def test_wandb_has_all_rows_of_a_resumed_run(folder):
 
 
 def test_wandb_resends_rows_that_a_kill_may_have_lost(tmp_path, monkeypatch):
-    begun = SimpleNamespace(offline=True, dir=tmp_path, define_metric=lambda *_, **__: None)
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: begun, Settings=dict))
-    (tmp_path / "tracking").mkdir()
-    (tmp_path / "tracking/wandb.json").write_text('{"id": "x", "step": 5, "epoch": 5}')
-    tracker = Wandb("wandb", small_config(tmp_path), tmp_path)
-    assert tracker.last["step"] == 5 and tracker.open() and tracker.last == {"step": -1, "epoch": -1}
+    for offline, expected in ((True, [0, 5, 9]), (False, [9])):
+        sent: list[dict] = []
+        begun = SimpleNamespace(offline=offline, dir=tmp_path, url="", summary={}, log=sent.append)
+        begun.define_metric = begun.finish = lambda *_, **__: None
+        monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda begun=begun, **_: begun, Settings=dict))
+        (tmp_path / "tracking").mkdir(exist_ok=True)
+        (tmp_path / "tracking/wandb.json").write_text('{"id": "x", "step": 5, "epoch": 5}')
+        trackers = Trackers([TrackerThread("wandb", small_config(tmp_path), tmp_path, Lines())])
+        trackers.begin(9, 1, [{"step": 0, "loss": 2.0}, {"step": 5, "loss": 1.0}], [])
+        trackers.add("step", {"step": 9, "loss": 0.5})
+        trackers.end(Ending("done", {}, ()))
+        assert [row["step"] for row in sent] == expected
 
 
 def test_tensorboard_tracker_drops_repeated_steps_and_adds_pictures(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     Image.new("RGB", (30, 20)).save(tmp_path / "loss.png")
-    board, tracker = EventAccumulator(str(tmp_path / "tensorboard")), TensorBoard("", small_config(tmp_path), tmp_path)
+    board, tracker = EventAccumulator(str(tmp_path / "tensorboard")), TensorBoard(tmp_path, {}, None)
     for start, value in ((0, 1.0), (1, 2.0)):
-        tracker.go_back(start, epoch=0)
+        assert tracker.go_back(start)
         tracker.add([TrackedRow("step", number, {"loss": value}) for number in range(start, 3)])
     tracker.end(Ending("done", {}, [tmp_path / "loss.png"]))
     assert [(each.step, each.value) for each in board.Reload().Scalars("loss")] == [(0, 1.0), (1, 2.0), (2, 2.0)]
@@ -212,12 +208,11 @@ def test_resumed_run_is_running_on_each_tracker_halfway(tmp_path, monkeypatch, n
     monkeypatch.setitem(sys.modules, "wandb", server)
     folder.mkdir()
     (folder / "config.yaml").touch()
-    config = small_config(folder)
+    identity = None
     for start, state in enumerate([None, "stopped", "failed", "done", "done"]):  # None: kill -9
-        tracker = make_tracker(name, config, folder)
-        tracker.open()
-        tracker.remember()
-        tracker.go_back(start, epoch=0)
+        tracker = LISTENERS[name](folder, {}, identity)
+        identity = tracker.identity
+        tracker.go_back(start)
         tracker.add([TrackedRow("step", start, {"loss": start / 2})])
         assert shown_on(name, folder, server) == ("RUNNING", [(step, step / 2) for step in range(start + 1)])
         if state:
@@ -225,40 +220,47 @@ def test_resumed_run_is_running_on_each_tracker_halfway(tmp_path, monkeypatch, n
             assert name == "tensorboard" or shown_on(name, folder, server)[0] != "RUNNING"
 
 
-class Fake(Tracker):
+class Fake(Listener):
     """Records the numbers of its rows. It can fail or hang at a chosen place."""
 
-    def __init__(self, folder: Path, **raised: Exception | float):
-        super().__init__("wandb", small_config(folder), folder)
+    identity, place = "a", "https://me:secret@server/run"
+
+    def __init__(self, **raised: Exception | float):
         self.rows, self.returns, self.ending, self._raised = [], [], None, raised
 
     def _reach(self, place: str) -> None:
-        found = self._raised.get(place, 0)
-        if isinstance(found, BaseException):
-            raise found
-        time.sleep(found)
+        error = self._raised.get(place, 0)
+        if isinstance(error, BaseException):
+            raise error
+        time.sleep(error)
 
-    def open(self) -> str:
+    def open(self, *_: object) -> "Fake":
         self._reach("open")
-        self.identity = "a"
-        return "https://me:secret@server/run"
+        return self
 
     def add(self, rows) -> None:
         self._reach("add")
         self.rows += [(row.axis, row.number) for row in rows]
 
-    def go_back(self, step: int, epoch: int) -> None:
-        self.returns.append((step, epoch))
+    def go_back(self, step: int) -> bool:
+        self.returns.append(step)
+        return False
 
     def end(self, ending: Ending) -> None:
         self._reach("end")
         self.ending = ending
 
 
-def track(tracker: Fake, log: Lines | None = None) -> Lines:
+def track(tracker: Fake, folder: Path) -> Lines:
     """Simulate a run with two earlier rows, and an epoch in which a rollback repeats an update. Return its log."""
-    log = log or Lines()
-    trackers = Trackers([TrackerThread(tracker, log)])
+    log = Lines()
+    with patch.dict(LISTENERS, wandb=tracker.open):
+        trackers = Trackers([TrackerThread("wandb", small_config(folder), folder, log)])
+        _simulate(trackers)
+    return log
+
+
+def _simulate(trackers: Trackers) -> None:
     earlier = [{"step": 0, "loss": 2.0}, {"step": 5, "loss": 1.0}]
     trackers.begin(8, 1, earlier, [{"epoch": 0, "train_loss": 1.0}])
     trackers.add("step", {"step": 10, "loss": 0.5})
@@ -267,7 +269,6 @@ def track(tracker: Fake, log: Lines | None = None) -> Lines:
         trackers.add("step", row)
     trackers.add("epoch", {"epoch": 1, "train_loss": 0.5})
     trackers.end(Ending("done", {"top1": 50.0, "epoch": 2}, ()))
-    return log
 
 
 def test_tracker_gets_unsent_rows_exactly_once(tmp_path):
@@ -279,9 +280,9 @@ def test_tracker_gets_unsent_rows_exactly_once(tmp_path):
     for text, expected in known.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text or "")
-        tracker = Fake(tmp_path)
-        log = track(tracker)
-        assert tracker.rows == expected and tracker.returns == [(8, 1)] * 2
+        tracker = Fake()
+        log = track(tracker, tmp_path)
+        assert tracker.rows == expected and tracker.returns == [8, 8]
         assert tracker.ending.state == "done" and not log.warned
         assert len(log.said) == 1 and "secret" not in log.said[0]
         assert json.loads(path.read_text()) == {"id": "a", "step": 15, "epoch": 1}
@@ -291,12 +292,11 @@ def test_tracker_gets_unsent_rows_exactly_once(tmp_path):
 def test_failing_tracker_warns_once_without_secrets(tmp_path, monkeypatch, place, kind):
     for name, value in (("WANDB_API_KEY", "0123456789abcdef"), ("SHORT_KEY", "401"), ("HOST_OF_ALL", "server")):
         monkeypatch.setenv(name, value)  # a short value may be part of any word, and a host name is no secret
-    log = track(Fake(tmp_path, **{place: kind("401 for https://me:secret@server/0123456789abcdef")}))
+    log = track(Fake(**{place: kind("401 for https://me:secret@server/0123456789abcdef")}), tmp_path)
     (line,) = log.warned
     assert "secret" not in line and "0123456789abcdef" not in line
     assert_names(line, "wandb", "401", "server")
-    config = small_config(tmp_path, "SAVE=output/0123456789abcdef")
-    assert Tracker("wandb", config, tmp_path).settings["SAVE"] == "output/***"
+    assert shown_settings(small_config(tmp_path, "SAVE=output/0123456789abcdef"))["SAVE"] == "output/***"
 
 
 def test_tracker_metrics_use_documented_names():
@@ -311,12 +311,10 @@ def test_hanging_tracker_is_dropped_with_one_warning(tmp_path, monkeypatch, plac
     monkeypatch.setattr(module, "PATIENCE", 0.2)
     if place == "open":
         # Opening has a longer timeout, because a migration of its store must not be interrupted.
-        slow, log = Fake(tmp_path), Lines()
-        slow.open = lambda: (time.sleep(0.5), monkeypatch.setattr(module, "PATIENCE", DEADLINE))[1]
-        track(slow, log)
-        assert not log.warned and slow.ending
+        slow = Fake(open=0.5)
+        assert not track(slow, tmp_path).warned and slow.ending
         monkeypatch.setattr(module, "LONGEST_END", 0.2)
-    log = track(Fake(tmp_path, **{place: DEADLINE}))
+    log = track(Fake(**{place: DEADLINE}), tmp_path)
     assert len(log.warned) == 1, "without the timeout it would end without a warning"
 
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from engine.features.embedder import normalized
+from engine.features.nearest import NEAREST, TEMPERATURE, Examples
 from engine.predict.guesses import Guess
-from scripts.embedding import NEAREST, TEMPERATURE, Examples
 from tests.scripts.embedding.conftest import make_hub
 from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw_patches

@@ -10,7 +10,7 @@ from configs.schema import Config
 from datasets import SavedData
 from datasets.fingerprint import data_facts
 from datasets.split import write_split
-from scripts.sweeping import Sweep
+from scripts.sweep import Sweep
 from tests.engine.check.small_photos import CLEAN
 from tests.support.image_sets import draw_patches
 from tests.support.opened import open_sets

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from configs.tables import METRICS
+from engine.compare.runs import DataSet, Group, by_data, check_data, find_runs, group_runs, image_test, task_of
+from engine.compare.statistics import ONE_RUN, Difference, difference, spread, verdict
 from engine.evaluation.groups import GroupTest
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import column_title
-from scripts.comparing.runs import Group, image_test, task_of
-from scripts.comparing.statistics import ONE_RUN, Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
@@ -29,6 +29,25 @@ HOW_TO_READ = {
     "values of DATA.GROUP_BY, and copies. A small p says that the weights of these two runs differ on images of groups "
     "like these; it says nothing about the settings",
 }
+
+
+def compare(sources: Sequence[str], metric: str | None, any_data: bool) -> str:
+    """Return the comparison of the runs of these sources as Markdown, with a page for each data set.
+
+    `any_data`: compare runs on different data.
+    """
+    runs, left_out = find_runs(sources)
+    are_chosen = len(runs) == len(sources)  # the user wants to compare exactly these
+    data_sets = [DataSet(runs, *check_data(runs, any_data))] if are_chosen else by_data(runs, any_data)
+    compared = [data_set for data_set in data_sets if len(data_set.runs) > 1]
+    alone = [data_set for data_set in data_sets if len(data_set.runs) == 1]
+    left_out += [f"left out: {one.runs[0].folder}: no other run has its data ({one.name})" for one in alone]
+    pages = []
+    for data_set in compared:
+        groups = group_runs(data_set.runs, metric, data_set.common)
+        is_last, data = data_set is compared[-1], data_set.name if len(data_sets) > 1 else ""
+        pages.append(to_markdown(groups, data_set.warning, left_out if is_last else [], data))
+    return "\n".join(pages)
 
 
 def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], data: str = "") -> str:

@@ -1,0 +1,1 @@
+"""Compares runs: groups over seeds, their statistics, tables and verdicts."""

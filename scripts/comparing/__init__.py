@@ -1,1 +1,0 @@
-"""The parts of halfstep compare: groups over seeds, their statistics, and tables."""

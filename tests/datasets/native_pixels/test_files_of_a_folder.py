@@ -1,0 +1,31 @@
+"""The images of a folder that was listed before the model, and so the kind of its pixels, was known."""
+
+import pytest
+
+from configs.tables import PIXEL_KINDS
+from datasets.pixels import Pixels, readers
+from datasets.pixels.native.pixels import NativePixels
+from datasets.sources.folder import images_among
+
+
+class Frames(NativePixels):
+    """Another kind of pixels, with files of its own."""
+
+    name, own_endings = "frames", (".npz", ".dcm")
+
+
+@pytest.mark.parametrize(
+    ("pixels", "kept", "words"),
+    [
+        (Pixels(3), ["2.tif"], ["3 files", "DATA.PIXELS=frames or native "]),
+        (NativePixels(1), ["1.dcm", "2.tif", "3.DCM"], ["1 file", "DATA.PIXELS=frames "]),
+        (Frames(1), ["1.dcm", "2.tif", "3.DCM", "4.npz"], []),
+    ],
+)
+def test_files_that_only_other_pixels_read_are_left_out(monkeypatch, pixels, kept, words):
+    monkeypatch.setattr("datasets.pixels.native.pixels.Frames", Frames, raising=False)
+    monkeypatch.setitem(PIXEL_KINDS, "frames", "pixels.native.pixels.Frames")
+    monkeypatch.setattr("datasets.sources.folder.readers", readers.__wrapped__)
+    reports = []
+    assert images_among(["1.dcm", "2.tif", "3.DCM", "4.npz"], pixels, reports.append) == kept
+    assert len(reports) == bool(words) and all(word in reports[0] for word in words)

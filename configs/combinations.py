@@ -108,12 +108,13 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
     ),
     (  # In a file the path may be empty, because users give it with the flag.
         lambda c, o: o["DATA.DATA_PATH"].startswith("flag ") and not c.DATA.DATA_PATH.strip(),
-        "{DATA.DATA_PATH} is empty, perhaps because a shell variable is not set; name a folder, or leave -data_path out",
+        "{DATA.DATA_PATH} is empty, perhaps because a shell variable is not set; name a folder, or leave -data_path "
+        "out",
     ),
     (
         lambda c, o: o["NAME"] != "default" and not c.START.NAME.strip() and c.START.RESUME == AUTO,
-        "{NAME} is empty, perhaps because a shell variable is not set; -resume auto would resume any run; name a run, or "
-        "leave NAME out",
+        "{NAME} is empty, perhaps because a shell variable is not set; -resume auto would resume any run; name a run, "
+        "or leave NAME out",
     ),
     # Values from the command line that would have no effect.
     (
@@ -123,8 +124,8 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
     ),
     (
         lambda c, o: c.MODEL.TYPE == "vit" and o["MODEL.NAME"] == "-opts" != o["MODEL.TYPE"],
-        "{MODEL.NAME} is only a label, because with {MODEL.TYPE} other settings define the model; add MODEL.TYPE=timm to "
-        "train timm's model of this name, or MODEL.TYPE=vit to keep the label",
+        "{MODEL.NAME} is only a label, because with {MODEL.TYPE} other settings define the model; add MODEL.TYPE=timm "
+        "to train timm's model of this name, or MODEL.TYPE=vit to keep the label",
     ),
     # The training step.
     (
@@ -146,12 +147,13 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
     ),
     (
         lambda c, o: c.TRAIN.MIXUP_OFF_EPOCH and c.TRAIN.BUDGET,
-        "{TRAIN.MIXUP_OFF_EPOCH} names an epoch, but {TRAIN.BUDGET} chooses the number of epochs; leave one of them out",
+        "{TRAIN.MIXUP_OFF_EPOCH} names an epoch, but {TRAIN.BUDGET} chooses the number of epochs; leave one of them "
+        "out",
     ),
     (
         lambda c, o: _learns_classes_from_a_teacher(c) and c.TRAIN.TEACHER_MODEL is None,
-        "{TRAIN.TEACHER_MODEL} must name a timm model or a checkpoint, because of {TRAIN.DISTILLATION_TYPE} which learns "
-        "from it",
+        "{TRAIN.TEACHER_MODEL} must name a timm model or a checkpoint, because of {TRAIN.DISTILLATION_TYPE} which "
+        "learns from it",
     ),
     (
         lambda c, o: c.MODEL.FREEZE and c.MODEL.LORA.RANK,
@@ -159,8 +161,8 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
     ),
     (  # https://github.com/pytorch/pytorch/issues/169545
         lambda c, o: c.COMPILE in CUDA_GRAPH_MODES and c.TRAIN.ACCUM_ITER > 1,
-        "{COMPILE} must be true, blocks or max-autotune-no-cudagraphs with {TRAIN.ACCUM_ITER} because CUDA graphs overwrite "
-        "gradients of the previous micro-batch",
+        "{COMPILE} must be true, blocks or max-autotune-no-cudagraphs with {TRAIN.ACCUM_ITER} because CUDA graphs "
+        "overwrite gradients of the previous micro-batch",
     ),
     (
         lambda c, o: not {*c.START.ALLOW_CHANGED} <= {*CHANGEABLE},
@@ -187,8 +189,8 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
     # Images with the values of their files.
     (
         lambda c, o: not c.DATA.is_native and c.DATA.IMAGE_CHANNELS not in (1, 3),
-        "{DATA.IMAGE_CHANNELS} must be 1 or 3 with {DATA.PIXELS} which reads colours; set DATA.PIXELS=native (-opts) for "
-        "other channels",
+        "{DATA.IMAGE_CHANNELS} must be 1 or 3 with {DATA.PIXELS} which reads colours; set DATA.PIXELS=native (-opts) "
+        "for other channels",
     ),
     # Several labels per image, and numbers.
     (

@@ -88,7 +88,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line. All values stay text; the loader converts them like the values of a file."""
+    """Return the parser of the command line.
+
+    All values stay text; the loader converts them like the values of a file.
+    """
     parser = _Parser(
         prog="halfstep train",
         usage="%(prog)s [-cfg FILE] [flag ...]",
@@ -106,8 +109,9 @@ def build_parser() -> argparse.ArgumentParser:
         "-cfg",
         metavar="FILE",
         action="append",
-        help="YAML file of settings, or the name of a file in configs/. Without it, -resume and -pretrained use the settings "
-        "in the checkpoint; weights without settings are fine-tuned (configs/finetune*.yaml for classes, numbers, BatchNorm).",
+        help="YAML file of settings, or the name of a file in configs/. Without it, -resume and -pretrained use the "
+        "settings in the checkpoint; weights without settings are fine-tuned (configs/finetune*.yaml for classes, "
+        "numbers, BatchNorm).",
     )
     settings.add_argument(
         "-opts",
@@ -142,8 +146,8 @@ def parse(argv: list[str]) -> CommandLine:
             )
     if rest:
         raise ConfigError(
-            f"{rest[0]!r} on the command line does not belong to a flag; write settings after -opts, give a settings file "
-            "with -cfg, and quote a value that has spaces; -h lists the flags"
+            f"{rest[0]!r} on the command line does not belong to a flag; write settings after -opts, give a settings "
+            "file with -cfg, and quote a value that has spaces; -h lists the flags"
         )
     values = ((flag, key, getattr(known, key)) for flag, key in _SETTING_OF.items())
     layers = [Layer(f"flag {flag}", {key: text}) for flag, key, text in values if text is not None]

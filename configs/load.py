@@ -54,7 +54,10 @@ class LoadedConfig:
         return replace(self, config=self.config.changed("DATA", BATCH_SIZE=number), origins=origins)
 
     def with_default_batch_size(self) -> "LoadedConfig":
-        """Return a copy with the default batch size instead of auto, and a note. This is for programs that do not train."""
+        """Return a copy with the default batch size instead of auto, and a note.
+
+        This is for programs that do not train.
+        """
         if self.config.DATA.BATCH_SIZE != AUTO:
             return self
         default = SETTINGS["DATA.BATCH_SIZE"].default
@@ -172,7 +175,9 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Choose the kind of data by the ending of a typed path, unless it is typed too. Fit mean and deviation to the number
+    """Choose the kind of data by the ending of a typed path, unless it is typed too.
+
+    Fit mean and deviation to the number
     of channels. Choose loss and metric by the task, unless they are set."""
     of_file = dataset_of_file(values["DATA.DATA_PATH"])
     if of_file and is_typed("DATA.DATA_PATH", origins) and not is_typed("DATA.DATASET", origins):
@@ -199,7 +204,8 @@ def _derive_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, lower case for the others.
 
     For other optimizers, torch's default values count as not set if one layer sets EPS, BETAS and MOMENTUM together,
-    because PaddleViT's files always contain all three. The schedule `step` starts at epoch 0, unless AFTER_WARMUP is set.
+    because PaddleViT's files always contain all three. The schedule `step` starts at epoch 0, unless AFTER_WARMUP is
+    set.
     """
     spelling = {name.lower(): name for name in TORCH_OPTIMIZERS}
     typed = values["TRAIN.OPTIMIZER.NAME"].lower()

@@ -34,22 +34,23 @@ NATIVE: Rows = (
     ),
     (
         lambda c, o: not _is_range(c),
-        "{DATA.RANGE} must have a lowest and a highest value, for all channels or for each of the {DATA.IMAGE_CHANNELS} "
-        "such as [0,4095]",
+        "{DATA.RANGE} must have a lowest and a highest value, for all channels or for each of the "
+        "{DATA.IMAGE_CHANNELS} such as [0,4095]",
     ),
     (
         lambda c, o: (
             c.DATA.RGB and (len({*c.DATA.RGB}) != 3 or len(c.DATA.RGB) != 3 or max(c.DATA.RGB) >= c.DATA.IMAGE_CHANNELS)
         ),
-        "{DATA.RGB} must have three different numbers of channels, counted from 0, with {DATA.IMAGE_CHANNELS} such as [2,1,0]",
+        "{DATA.RGB} must have three different numbers of channels, counted from 0, with {DATA.IMAGE_CHANNELS} such as "
+        "[2,1,0]",
     ),
 )
 # DIST.STRATEGY fsdp2
 SHARDED: Rows = (
     (
         lambda c, o: c.TRAIN.CLIP_MODE == "agc" and c.TRAIN.GRAD_CLIP,
-        "{TRAIN.CLIP_MODE} must be norm or value with {DIST.STRATEGY} because agc needs norms of whole vectors, but each "
-        "process has only parts of them",
+        "{TRAIN.CLIP_MODE} must be norm or value with {DIST.STRATEGY} because agc needs norms of whole vectors, but "
+        "each process has only parts of them",
     ),
     (
         lambda c, o: c.DATA.BATCH_SIZE == AUTO and not c.START.EVAL,

@@ -36,15 +36,15 @@ REMOVED_VALUES: dict[str, dict[str, str]] = {
     },
     "DATA.DATASET": {
         "images": f"use imagefolder for images with classes, or, without labels, {WITHOUT_LABELS}",
-        "fractals": "fine-tune weights from ImageNet instead, such as -pretrained tf_efficientnet_lite0, which comes with "
-        "halfstep",
+        "fractals": "fine-tune weights from ImageNet instead, such as -pretrained tf_efficientnet_lite0, which comes "
+        "with halfstep",
     },
 }
 REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
     "-explain_precision": "see the types of each module with halfstep doctor",
     "-part_size": "halfstep embed writes one file, which -output names",
-    "-undo": "-apply moves no file any more, so there is nothing to undo; for corrections that release 1.1.0 applied, use "
-    "that release",
+    "-undo": "-apply moves no file any more, so there is nothing to undo; for corrections that release 1.1.0 applied, "
+    "use that release",
     "-yes": "-apply changes no file of the data, so it does not ask; leave the flag out",
 }
 

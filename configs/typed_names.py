@@ -63,7 +63,8 @@ ALIASES = {
 }
 # {why there is no such setting, or the closest alternative: names in other trainers}
 NOT_HERE = {
-    "set the length of a run with TRAIN.NUM_EPOCHS (-epochs), or a time limit with RUN.MAX_TIME": "max_steps num_steps iterations",
+    "set the length of a run with TRAIN.NUM_EPOCHS (-epochs), or a time limit with "
+    "RUN.MAX_TIME": "max_steps num_steps iterations",
     OTHER_LOSSES: "focal_loss",
     "-name (NAME) sets the name of the run's folder": "tag",
 }
@@ -113,7 +114,10 @@ def setting_meant(name: str) -> str:
 
 
 def suggest_flag(flag: str, settings: dict[str, str]) -> str:
-    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, or the flag if it has none}."""
+    """Return the end of a message about an unknown flag.
+
+    `settings`: {flag: its setting, or the flag if it has none}.
+    """
     name = flag.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
     if name in _REASONS:
         return f"; {_REASONS[name]}"

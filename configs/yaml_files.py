@@ -56,7 +56,10 @@ def find_settings_file(cfg: str | None) -> str:
 
 
 class Loader(yaml.BaseLoader):
-    """Composes nodes with text values. Refuses aliases and deep nesting, because they let a small file exhaust the memory."""
+    """Composes nodes with text values.
+
+    Refuses aliases and deep nesting, because they let a small file exhaust the memory.
+    """
 
     level = 0
 

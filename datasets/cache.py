@@ -29,7 +29,8 @@ from utils.host import count_cores
 from utils.text import counted, format_bytes, format_bytes_apart
 
 VERSION = 7  # version of the format of both files and of the key
-# The place and the size of each image. An unreadable image has height 0, and its width is the length of an error message.
+# The place and the size of each image. An unreadable image has height 0, and its width is the length of an error
+# message.
 COLUMNS = {"start": "<u8", "height": "<u4", "width": "<u4"}
 # Older versions of Python do not define MAP_NORESERVE.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)

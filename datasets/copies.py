@@ -1,4 +1,4 @@
-"""Decides which copies in a data set are a problem, for -check and halfstep labels: contradictions, copies in training."""
+"""Decides which copies in a data set are a problem, for -check and halfstep labels."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence

@@ -15,7 +15,8 @@ from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 
 # Limits of the search, besides MOST_SEARCHED. Reading takes as long as in one epoch: on two cores, 5,000 small images
-# take 7 s, and 2 GiB of photos 20 s. Of the images that look alike, the most similar pairs are compared, which takes 5 to 30 ms for each pair.
+# take 7 s, and 2 GiB of photos 20 s. Of the images that look alike, the most similar pairs are compared, which takes 5
+# to 30 ms for each pair.
 MOST_BYTES, MOST_PAIRS = 2**31, 1_000
 
 

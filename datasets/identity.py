@@ -1,8 +1,8 @@
 """Defines which images are the same: those with equal pixels, and near copies (saved again, resized, slightly cropped).
 
 Near copies are found in two steps. The first compares all images as tiny pictures, and gives a few candidates for each.
-The second aligns the two images of a pair and compares them area by area, so an object that only one of them shows makes
-them different images.
+The second aligns the two images of a pair and compares them area by area, so an object that only one of them shows
+makes them different images.
 """
 
 import tempfile
@@ -20,8 +20,9 @@ from datasets.passes import read_each
 from datasets.types import ImageReadError, ImageSet
 
 NUM_THUMBNAILS = 1_000  # in memory; 110 KB each
-# The candidates. Two tiny pictures are compared by low frequencies: WAVES of their brightness, and COLOUR_WAVES of two colour
-# differences. The distance of near copies is at most SHARE of their contrast (the largest of 300 measured: 0.342).
+# The candidates. Two tiny pictures are compared by low frequencies: WAVES of their brightness, and COLOUR_WAVES of two
+# colour differences. The distance of near copies is at most SHARE of their contrast (the largest of 300 measured:
+# 0.342).
 SIDE = 16  # pixels of a tiny picture
 EDGE = 1  # pixels of each side that are left out: a narrow frame that a cropped copy lacks would change them most
 WAVES = [(down, right) for down in range(4) for right in range(4 - down)]
@@ -30,17 +31,18 @@ SHARE = 0.35
 LEAST_CONTRAST = 32.0  # images with less contrast are nearly plain: they are the same only if their pixels are equal
 NUM_CANDIDATES = 4  # for each image
 NUM_DISTANCES = 2**24  # distances that are computed at once
-# The comparison, from the tiny pictures to the images themselves. A round: pixels on each side, steps of the alignment, pixels
-# on each side of an area, and the largest difference of near copies. The difference of two areas is the difference of their mean
-# colours, in units of NOISE levels (of 255) plus DETAIL times the contrast inside them, because saving and resizing change
-# details most. In the last round, 99% of 300 near copies differ by at most 0.83. Different emoji differ by 1.3, and so do
-# two images of a fixed camera if a disc of 6% of the width has moved.
-# Small differences: in the last round, also the brightness of areas is compared, with a unit for the details of this image:
-# FINE_NOISE plus FINE_DETAIL times the contrast inside the area plus WHOLE_DETAIL times the mean of these contrasts. So a thin
-# crack makes two plain images different, and the changes that JPEG makes to a detailed image do not. BENCHMARKS.md, "Copies".
-# Noise: a copy has the noise of its original, and another photo of the same scene has its own. The noise is the difference of
-# pixels from the means of 3 x 3, in the plainest areas. It is judged only if it is even, unlike the edges of a drawing (its
-# standard deviation is 1.48 times the median), and equally strong in both images. OTHER_NOISE: levels of it that are not shared.
+# The comparison, from the tiny pictures to the images themselves. A round: pixels on each side, steps of the alignment,
+# pixels on each side of an area, and the largest difference of near copies. The difference of two areas is the
+# difference of their mean colours, in units of NOISE levels (of 255) plus DETAIL times the contrast inside them,
+# because saving and resizing change details most. In the last round, 99% of 300 near copies differ by at most 0.83.
+# Different emoji differ by 1.3, and so do two images of a fixed camera if a disc of 6% of the width has moved. Small
+# differences: in the last round, also the brightness of areas is compared, with a unit for the details of this image:
+# FINE_NOISE plus FINE_DETAIL times the contrast inside the area plus WHOLE_DETAIL times the mean of these contrasts. So
+# a thin crack makes two plain images different, and the changes that JPEG makes to a detailed image do not.
+# BENCHMARKS.md, "Copies". Noise: a copy has the noise of its original, and another photo of the same scene has its own.
+# The noise is the difference of pixels from the means of 3 x 3, in the plainest areas. It is judged only if it is even,
+# unlike the edges of a drawing (its standard deviation is 1.48 times the median), and equally strong in both images.
+# OTHER_NOISE: levels of it that are not shared.
 TINY_ROUNDS = ((SIDE, 2, 2, 4.0),)
 ROUNDS = ((32, 2, 2, 3.0), (128, 1, 6, 1.0))
 FINE_NOISE, FINE_DETAIL, WHOLE_DETAIL = 2.5, 0.32, 0.21
@@ -55,7 +57,10 @@ Group = dict[int, int]  # {image: the first image with equal pixels} of the imag
 
 
 def digest(pixels: np.ndarray, num_bytes: int = 0) -> int:
-    """Return a 64-bit hash, never 0, of the shape and the bytes of an image. `num_bytes`: hash about as many bytes only."""
+    """Return a 64-bit hash, never 0, of the shape and the bytes of an image.
+
+    `num_bytes`: hash about as many bytes only.
+    """
     flat = pixels.reshape(-1)
     flat = np.ascontiguousarray(flat[:: max(1, flat.size // num_bytes)] if num_bytes else flat)
     return int.from_bytes(blake2b(flat, digest_size=8, key=repr(pixels.shape).encode()).digest(), "little") | 1
@@ -222,8 +227,8 @@ def are_near(one: Image.Image, other: Image.Image, rounds: Sequence[tuple[int, i
 def common_parts(one: Image.Image, other: Image.Image, place: np.ndarray, size: Sequence[int]) -> list[np.ndarray]:
     """Return the part that both images show as float32 [H, W, 3] of this size.
 
-    `place`: [(start, scale) of x, (start, scale) of y]. Both images are 1 wide and high, and the point p of `other` is the
-    point start + scale * p of `one`.
+    `place`: [(start, scale) of x, (start, scale) of y]. Both images are 1 wide and high, and the point p of `other` is
+    the point start + scale * p of `one`.
     """
     start, scale = place.T
     box = np.array([np.maximum(0, -start / scale), np.minimum(1, (1 - start) / scale)])

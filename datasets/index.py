@@ -1,8 +1,8 @@
 """The index of a data set: the facts about each image, in one file that all processes of a machine map into memory.
 
 The file has the format of safetensors, which other programs can read: the columns, and plain facts in JSON. Byte
-strings are two columns: all strings together, and the place where each of them starts. An index is read again only if its
-checksums are right. Comparing them takes 0.1 s for a million images.
+strings are two columns: all strings together, and the place where each of them starts. An index is read again only if
+its checksums are right. Comparing them takes 0.1 s for a million images.
 """
 
 import hashlib

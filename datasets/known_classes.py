@@ -95,7 +95,10 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
 
 
 def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
-    """Raise DataError if the classes of the parts differ from `classes`. With `may_lack`, ignore classes without images."""
+    """Raise DataError if the classes of the parts differ from `classes`.
+
+    With `may_lack`, ignore classes without images.
+    """
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:

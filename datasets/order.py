@@ -31,7 +31,9 @@ def shuffled(count: int, *seeds: int) -> np.ndarray:
 
 
 def nearby_shuffled(count: int, reach: int, *seeds: int) -> np.ndarray:
-    """Return the numbers 0 .. count - 1, each moved by less than `reach` positions. A reach of `count` allows any order.
+    """Return the numbers 0 .. count - 1, each moved by less than `reach` positions.
+
+    A reach of `count` allows any order.
 
     Number i is sorted by i + reach x a random number in [0, 1). So it comes after all numbers up to i - reach, and
     before all numbers from i + reach on.
@@ -62,8 +64,8 @@ def balanced_order(targets: np.ndarray, counts: np.ndarray, seed: int, epoch: in
     A class with fewer images than places repeats all of them equally often, and fills the other places with a random
     subset. A class with more images than places uses a random subset. `counts`: the number of images of each class.
     """
-    # One random number from 0 to 1 moves the edges of all classes. So a class whose share is 2.4 places has 2 or 3 of them,
-    # and 2.4 on average. The last seed, 3 here and 4 below, makes these draws independent of each other.
+    # One random number from 0 to 1 moves the edges of all classes. So a class whose share is 2.4 places has 2 or 3 of
+    # them, and 2.4 on average. The last seed, 3 here and 4 below, makes these draws independent of each other.
     start = (_draws(1, seed, epoch, 3)[0] >> np.uint64(11)) / 2.0**53
     edges = np.floor(len(targets) * np.arange(1, len(counts) + 1) / len(counts) + start)
     first_places = np.concatenate([[0], edges]).astype(np.int64)

@@ -82,7 +82,10 @@ class Overlap:
         return {FINGERPRINTS: torch.from_numpy(rows.view(np.int64))}
 
     def compare(self) -> list[str]:
-        """Stop recording fingerprints, and count the images in both sets. Return a log line if there are any. Collective."""
+        """Stop recording fingerprints, and count the images in both sets.
+
+        Return a log line if there are any. Collective.
+        """
         scored = np.concatenate(self._process.join([self.val.fingerprints.rows()]))
         trained = self.train.fingerprints
         alike = trained.values.astype(bool) & np.isin(trained.values, scored[:, 1])

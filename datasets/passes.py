@@ -17,7 +17,10 @@ Found = TypeVar("Found")
 
 
 def read_ahead(tasks: Iterable[Task], ahead: int) -> Iterator[Task]:
-    """Yield tasks in order. Taking a task from `tasks` starts it, and `ahead` more are taken before a task is yielded."""
+    """Yield tasks in order.
+
+    Taking a task from `tasks` starts it, and `ahead` more are taken before a task is yielded.
+    """
     started = iter(tasks)
     waiting = deque(itertools.islice(started, ahead))
     while True:
@@ -37,7 +40,8 @@ def read_each(
     """Yield each index and what `work` returns for it, or the error if its image cannot be read.
 
     `title`: the title of the progress bar; "": there is no bar. `num_threads`: by default, one for each core, and at
-    least 8. `ahead`: how many results of each thread may wait until they are used. Closing the iterator ends the threads.
+    least 8. `ahead`: how many results of each thread may wait until they are used. Closing the iterator ends the
+    threads.
     """
     num_threads = num_threads or max(FEWEST_THREADS, count_cores())
 

@@ -36,8 +36,8 @@ class ImageSet:
     is_read_in_groups = False  # a process reads and caches groups of images; each loader process would read them again
     rows: np.ndarray | None = None  # the row of each image in the whole set, from which `take` selected; None: all rows
     index: "Index | None" = None  # the index with the columns of the set, if there is one
-    # The folder of the set's files, if it is known. Then there is also a method `stamp(index)`, which returns the path below
-    # `root`, size and date of an image's file, to detect changes.
+    # The folder of the set's files, if it is known. Then there is also a method `stamp(index)`, which returns the path
+    # below `root`, size and date of an image's file, to detect changes.
     root: Path | None = None
     is_listing = False  # whether the set consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets

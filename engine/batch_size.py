@@ -90,7 +90,8 @@ def calculate(config: Config, num_classes: int, process: Process, limit: int) ->
     free, sharing = free_memory(process.device), process.local_size
     shared = f" for {sharing} processes" if sharing > 1 else ""
     fitting = measure_step(config, num_classes).fitting((1 - HOST_MARGIN) * free / sharing)
-    how = f"calculated from updates of {FEW} and {MORE} images, with {HOST_MARGIN:.0%} of {format_bytes(free)}{shared} left free"
+    left = f"{HOST_MARGIN:.0%} of {format_bytes(free)}{shared} left free"
+    how = f"calculated from updates of {FEW} and {MORE} images, with {left}"
     return rounded(min(fitting, limit), config), how
 
 

@@ -16,8 +16,8 @@ FIGURES = Path(__file__).with_name("imagenet.csv")
 MARK = "  NON-COMMERCIAL"
 RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # in addition to licences with "nc" or "noncommercial" in their name
 
-# The candidates of a choice that names none (engine/choice/): three sizes trained on the classes of ImageNet-21k, and three
-# other kinds of pretraining. All of them may be used commercially.
+# The candidates of a choice that names none (engine/choice/): three sizes trained on the classes of ImageNet-21k, and
+# three other kinds of pretraining. All of them may be used commercially.
 USUAL = (
     "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
     "vit_small_patch16_224.augreg_in21k_ft_in1k",

@@ -47,7 +47,10 @@ def evaluate_both(
 
 
 def note_start(saves: Any, scores: Scores, seconds: float, by: str = "") -> None:
-    """Report the scores of the weights before the first update, as the baseline of the run. `saves`: its Saves. Collective."""
+    """Report the scores of the weights before the first update, as the baseline of the run.
+
+    `saves`: its Saves. Collective.
+    """
     saves.trainer.before = scores.figures()
     saves.trainer.notify("on_start_scored", scores, seconds)
     saves.log.say(f"before training: {scores.describe_short()}{by}")
@@ -74,7 +77,10 @@ def complete_best(
     stop: StopSignal,
     by_folds: ByFolds | None,
 ) -> None:
-    """At the end of a run, add the results of best.pth's images if an earlier start has not written them. Collective."""
+    """At the end of a run, add the results of best.pth's images if an earlier start has not written them.
+
+    Collective.
+    """
 
     def evaluate_best() -> ClassResults:
         if by_folds is None:
@@ -87,7 +93,10 @@ def complete_best(
 
 
 def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ClassResults:
-    """Evaluate best.pth again. Its better weights replace those of the trainer's model, so the training must be over."""
+    """Evaluate best.pth again.
+
+    Its better weights replace those of the trainer's model, so the training must be over.
+    """
     from engine.checkpoint.find import read_checkpoint
 
     suffix = trainer.best.suffix

@@ -1,4 +1,4 @@
-"""Checks the settings of a run that starts from trained weights: the learning rate, and the file for its kind of model."""
+"""Checks the settings of a run that starts from trained weights: learning rate, and file for its kind of model."""
 
 import math
 
@@ -21,10 +21,10 @@ USUAL_LAYER_DECAY = 0.75
 def judge_rate(config: Config, global_batch: int, network: nn.Module | None) -> list[tuple[str, str]]:
     """Compare the highest learning rate with the limit that keeps trained weights useful. Return a text and a remedy.
 
-    The remedy is "" if the rate is within the limit. Return [] if the limit is unknown or does not apply, as in a resumed
-    run, or if only a few weights are trained. If the network has BatchNorm, but the layer decay is that of the file for
-    models without it, the text says this instead. The limit grows with the square root of the batch size, as is usual for
-    Adam and similar optimizers.
+    The remedy is "" if the rate is within the limit. Return [] if the limit is unknown or does not apply, as in a
+    resumed run, or if only a few weights are trained. If the network has BatchNorm, but the layer decay is that of the
+    file for models without it, the text says this instead. The limit grows with the square root of the batch size, as
+    is usual for Adam and similar optimizers.
     """
     settings, model = config.TRAIN, config.MODEL
     has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
@@ -49,8 +49,8 @@ def judge_rate(config: Config, global_batch: int, network: nn.Module | None) -> 
     limit = scale * (factor if has_decay else OF_TRAINED)
     how = f"with TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
     text = (
-        f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} per update; trained weights tolerate up to "
-        f"{limit:.2g} {how}"
+        f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} per update; trained weights tolerate up "
+        f"to {limit:.2g} {how}"
     )
     if rate <= limit:
         return [(text, "")]

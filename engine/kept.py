@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class KeptWeights:
-    """Keeps the score of each validation image by the weights in best.pth, to compare them with those of the last epoch.
+    """Keeps the score of each validation image by best.pth, to compare it with the weights of the last epoch.
 
     The maximum over many evaluations is too high, because the noise of the images helps to choose it. So the average of
     the last epoch (without TRAIN.MODEL_EMA: its weights) replaces the highest epoch, unless that is better by more than
-    this noise, measured on the same images. Every process has this component, and the same result. Checkpoints contain its
-    state, so a resumed run does not evaluate best.pth again.
+    this noise, measured on the same images. Every process has this component, and the same result. Checkpoints contain
+    its state, so a resumed run does not evaluate best.pth again.
     """
 
     def __init__(self, plan: TrainPlan, best_file: Path, log: Log):

@@ -1,6 +1,7 @@
 """The plan of a run: everything that is decided before its model is built.
 
-read_inputs reads the checkpoint. Then plan_training reads the data and completes the plan; for -eval, eval_plan.py does.
+read_inputs reads the checkpoint. Then plan_training reads the data and completes the plan; for -eval, eval_plan.py
+does.
 -check (engine/check/) makes the same plan.
 """
 

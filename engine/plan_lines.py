@@ -54,7 +54,8 @@ def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
     yield "model", f"{with_origins({'MODEL.NAME': config.MODEL.NAME}, origins)}, {model}"
     yield (
         "data",
-        f"{with_origins({'DATA.DATASET': config.DATA.DATASET}, origins)}, {sets}, {counted(len(plan.classes), config.task.noun)}",
+        f"{with_origins({'DATA.DATASET': config.DATA.DATASET}, origins)}, {sets}, "
+        f"{counted(len(plan.classes), config.task.noun)}",
     )
     yield "training", f"{with_origins(values, origins)}; an epoch is {order.describe_epoch()}"
     yield "precision", plan.precision.describe(f" ({_origin('AMP', origins)})")

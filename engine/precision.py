@@ -73,7 +73,7 @@ class Precision:
         return f"{mode} {str(self.half).removeprefix('torch.')}"
 
     def describe(self, origin: str = "") -> str:
-        """Return a line with the precision, where it was set, why it was chosen, and advice from the device's measured speed."""
+        """Return a line with the precision, where it was set, why it was chosen, and advice from the measured speed."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:

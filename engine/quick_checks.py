@@ -79,8 +79,8 @@ def check_updates(order: Order) -> Finding:
     if order.global_batch <= order.num_images:
         return Finding("updates", f"an epoch is {order.describe_epoch()}")
     text = (
-        f"an update has {counted(order.global_batch, 'image')} ({order.describe_split()}), but the training set has only "
-        f"{order.num_images:,}: an epoch is a single update with all of them"
+        f"an update has {counted(order.global_batch, 'image')} ({order.describe_split()}), but the training set has "
+        f"only {order.num_images:,}: an epoch is a single update with all of them"
     )
     return Finding("updates", text, WARN, "lower -batch_size or -accum_iter to get more updates")
 
@@ -153,8 +153,8 @@ def check_disk(config: Config, path: Path, checkpoint_size: int) -> Finding:
     free = free_bytes(path)
     needs, has = format_bytes_apart(need, free)
     text = (
-        f"checkpoints of {format_bytes(checkpoint_size)}, up to {count} at once; with logs and curves {needs} of {has} free at "
-        f"{nearest_existing(path)}"
+        f"checkpoints of {format_bytes(checkpoint_size)}, up to {count} at once; with logs and curves {needs} of {has} "
+        f"free at {nearest_existing(path)}"
     )
     remedy = "free some space, set -output, or lower KEEP_CHECKPOINTS"
     return Finding("disk", text, *verdict_on_space(need, free, remedy))
@@ -166,8 +166,8 @@ def refuse_full_disk(path: Path, checkpoint_size: int) -> None:
     if disk.total and checkpoint_size > disk.free:  # some network file systems do not know their size and report 0
         needs, has = format_bytes_apart(checkpoint_size, disk.free)
         raise ConfigError(
-            f"SAVE: one checkpoint of this run takes {needs}, but the disk of {path} has only {has} free; free some space "
-            "there, or choose another disk with -output"
+            f"SAVE: one checkpoint of this run takes {needs}, but the disk of {path} has only {has} free; free some "
+            "space there, or choose another disk with -output"
         )
 
 

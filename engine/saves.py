@@ -40,12 +40,12 @@ class Comparison(NamedTuple):
 class Saves:
     """Saves a run while it trains, and reports it in status.json. All methods are collective.
 
-    last.pth is written after each epoch, every SAVE_STEPS updates, after a rollback, when TRAIN.BUDGET chooses the number
-    of updates, and when a signal, or a time limit after at least one update, stops the run. The old last.pth becomes
-    previous.pth. During a streak of skipped updates, previous.pth stays the last checkpoint from before the streak. The
-    save after an epoch is also written as best.pth if its evaluation is the best so far, and as checkpoint-N.pth every
-    SAVE_FREQ epochs and after the last one. The newest KEEP_CHECKPOINTS files checkpoint-N.pth are kept (0: none). A
-    failed save only causes a warning.
+    last.pth is written after each epoch, every SAVE_STEPS updates, after a rollback, when TRAIN.BUDGET chooses the
+    number of updates, and when a signal, or a time limit after at least one update, stops the run. The old last.pth
+    becomes previous.pth. During a streak of skipped updates, previous.pth stays the last checkpoint from before the
+    streak. The save after an epoch is also written as best.pth if its evaluation is the best so far, and as
+    checkpoint-N.pth every SAVE_FREQ epochs and after the last one. The newest KEEP_CHECKPOINTS files checkpoint-N.pth
+    are kept (0: none). A failed save only causes a warning.
 
     Only this class decides which epoch is the best: the epoch whose raw or EMA weights have the best
     TRAIN.BEST_METRIC, and at equal values the smaller loss. `compare_with_best` compares each evaluation with the best
@@ -92,7 +92,8 @@ class Saves:
         self.wait_and_sync_best()
         trainer, before = self.trainer, self.trainer.best
         suffix = max(evaluations, key=lambda name: evaluations[name].scores.rank)
-        # A run that was killed after it had chosen this epoch repeats it, with the same scores, without a second choice.
+        # A run that was killed after it had chosen this epoch repeats it, with the same scores, without a second
+        # choice.
         is_chosen = before.rival is not None and before.epoch == epoch
         if is_chosen:
             suffix = before.suffix
@@ -173,8 +174,8 @@ class Saves:
         self.reload_best_from_disk()
         left_out = trainer.left_out[-1]
         self.log.say(
-            f"{error}; going back to {path}, after step {trainer.step}; updates {left_out.start} to {left_out.stop - 1} "
-            f"are left out this time; {BAD_BATCHES_FILE} names their images"
+            f"{error}; going back to {path}, after step {trainer.step}; updates {left_out.start} to "
+            f"{left_out.stop - 1} are left out this time; {BAD_BATCHES_FILE} names their images"
         )
         if self.process.is_first:
             try:

@@ -86,8 +86,8 @@ class Session:
         self._owned = folder
         if not has_lock:
             self.log.warn(
-                f"SAVE: {folder} is on a file system without locks, so a second start of this run would not be refused; "
-                "start the run only once"
+                f"SAVE: {folder} is on a file system without locks, so a second start of this run would not be "
+                "refused; start the run only once"
             )
         known = Identity.of(saved) if existing else None
         identity = known or Identity.new(folder)
@@ -237,8 +237,8 @@ def make_folder(config: Config, kind: str, existing: Path | None) -> tuple[Path,
 def lock_folder(folder: Path) -> tuple[IO[bytes], bool]:
     """Lock a run's folder. Return its lock file, and whether the file system has locks.
 
-    The system releases the lock when the process ends, even after kill -9. The loader processes of a killed run end a little
-    later than the run, so a held lock is tried again for a second.
+    The system releases the lock when the process ends, even after kill -9. The loader processes of a killed run end a
+    little later than the run, so a held lock is tried again for a second.
     """
     try:
         file = open(folder / LOCK, "r+b", opener=creating)  # noqa: SIM115

@@ -40,7 +40,8 @@ def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None)
     """Load the settings for a command line from these layers. Each overrides the previous ones:
 
     1. settings that follow from the weights that the command line names
-    2. the file of -cfg, or else the settings of the weights' run (not of chosen weights), or else configs/finetune.yaml,
+    2. the file of -cfg, or else the settings of the weights' run (not of chosen weights), or else
+    configs/finetune.yaml,
        or for models with BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
     3. flags and -opts
     4. `chosen`: the texts of settings that the images have decided
@@ -80,7 +81,10 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     is_chosen = any(layer.origin == CHOSEN for layer in command_line.layers)
     if of_run and (checkpoint or not is_chosen):  # all candidates are trained alike
         loaded = load(command_line, beneath=of_run, weights=of_weights.layer_of_weights(texts, checkpoint))
-        note = f"settings: from the run of {short_name(path)}, with the overrides of the command line; use -cfg for other settings"
+        note = (
+            f"settings: from the run of {short_name(path)}, with the overrides of the command line; use -cfg for other "
+            "settings"
+        )
         return replace(loaded, notes=[note, *loaded.notes])
     if of_weights.is_on(texts, "EVAL"):
         weights = of_weights.layer_of_weights(texts, checkpoint)

@@ -32,23 +32,23 @@ FILES_OF = {"csv": "*.csv", "parquet": "**/*.parquet"}
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
 
 
-def is_on(given: dict[str, Text], key: str) -> bool:
-    return key in given and convert(ALL_SETTINGS[key], given[key], key)
+def is_on(typed: dict[str, Text], key: str) -> bool:
+    return key in typed and convert(ALL_SETTINGS[key], typed[key], key)
 
 
-def checkpoint_of(given: dict[str, Text]) -> Path | None:
+def checkpoint_of(typed: dict[str, Text]) -> Path | None:
     """Return the file that -resume names. Its tensors are verified later, by the run."""
-    if "MODEL.RESUME" not in given:
+    if "MODEL.RESUME" not in typed:
         return None
     from engine.checkpoint.find import checkpoint_at
 
-    where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
-    is_evaluated = is_on(given, "EVAL")
+    where = (typed.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
+    is_evaluated = is_on(typed, "EVAL")
     # Warnings are dropped here: the run logs them later.
-    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
+    return checkpoint_at(typed["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
 
 
-def choice_of_resumed(given: dict[str, Text], checkpoint: Path | None, words: list[str]) -> dict[str, str]:
+def choice_of_resumed(typed: dict[str, Text], checkpoint: Path | None, words: list[str]) -> dict[str, str]:
     """Return the settings that the images have chosen for the run to continue, or {} for a new run.
 
     `words`: the candidates, [] for the usual ones. Raise ConfigError for an evaluation or a prediction.
@@ -56,7 +56,7 @@ def choice_of_resumed(given: dict[str, Text], checkpoint: Path | None, words: li
     from engine.catalogue import USUAL
     from models.weights.files import read_record
 
-    if is_on(given, "EVAL"):
+    if is_on(typed, "EVAL"):
         raise ConfigError("choose: images are evaluated or predicted by weights that have a name; give a file or a run")
     if checkpoint is None:
         return {}
@@ -68,7 +68,7 @@ def choice_of_resumed(given: dict[str, Text], checkpoint: Path | None, words: li
     return {"MODEL.PRETRAINED": config.get("MODEL.PRETRAINED") or "none"} | sized
 
 
-def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
+def layers_of_run(typed: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
     """Return the weights file and the settings layers of its run, or [] if another program wrote the file.
 
     Raise ConfigError if there is no run to resume or evaluate, or if the file to resume has no settings.
@@ -76,46 +76,49 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
     from engine.checkpoint.find import newer_named_run, no_checkpoint_at
     from models.weights.files import find_file, read_record
 
-    begins = checkpoint is None and given.get("MODEL.RESUME") == "auto" and not is_on(given, "EVAL")
-    if begins and "MODEL.PRETRAINED" in given:
-        given = {key: text for key, text in given.items() if key != "MODEL.RESUME"}
-    resumes = "MODEL.RESUME" in given
+    begins = checkpoint is None and typed.get("MODEL.RESUME") == "auto" and not is_on(typed, "EVAL")
+    if begins and "MODEL.PRETRAINED" in typed:
+        typed = {key: text for key, text in typed.items() if key != "MODEL.RESUME"}
+    resumes = "MODEL.RESUME" in typed
     try:
-        path = checkpoint if resumes else find_file(given["MODEL.PRETRAINED"])
+        path = checkpoint if resumes else find_file(typed["MODEL.PRETRAINED"])
         recorded = read_record(path).get("config", {}) if path else {}
     except ConfigError as error:
         raise ConfigError(f"{'-resume' if resumes else 'MODEL.PRETRAINED'}: {error}") from None
     if "MODEL.TYPE" in recorded:
-        return path, _settings_of_run(recorded, given, f"checkpoint {path}")
-    if resumes and path is None and given["MODEL.RESUME"] == "auto":
-        save, name = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
+        return path, _settings_of_run(recorded, typed, f"checkpoint {path}")
+    if resumes and path is None and typed["MODEL.RESUME"] == "auto":
+        save, name = (typed.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
         named = "" if name else newer_named_run(save, None)
         remedy = "name another folder with -output, or a settings file with -cfg to start a run"
         raise ConfigError(f"-resume auto: there is no run to continue in {Path(save, name)}; {named or remedy}")
     if resumes and path is None:
-        raise no_checkpoint_at(given["MODEL.RESUME"])
-    if resumes and not is_on(given, "EVAL"):
+        raise no_checkpoint_at(typed["MODEL.RESUME"])
+    if resumes and not is_on(typed, "EVAL"):
         raise ConfigError(f"-cfg is missing, and {path} has no settings of a run; name a settings file with -cfg")
     return path, []
 
 
-def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: str) -> list[Layer]:
+def _settings_of_run(recorded: dict[str, Any], typed: dict[str, Text], origin: str) -> list[Layer]:
     """Return the settings of a run to take over: all to resume it, fewer to evaluate it or to start from its weights.
 
     If -data_path names a folder of images, but the weights were trained on files that are not in it, such as a CSV
     file, or on a data set that reads no files, such as digits, DATA.DATASET becomes imagefolder.
     """
-    is_evaluated = is_on(given, "EVAL")
-    use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
+    is_evaluated = is_on(typed, "EVAL")
+    if is_evaluated:
+        use = "-eval"
+    else:
+        use = "-resume" if "MODEL.RESUME" in typed else "-pretrained"
     still_known = {key: value for key, value in recorded.items() if not is_removed(key, value)}
     saved = today(recorded) if is_evaluated else still_known
     taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
     if use == "-pretrained":
-        taken = _for_channels(taken, given)
-        if any(given[key] != taken.get(key) for key in OF_TASK & given.keys()):
+        taken = _for_channels(taken, typed)
+        if any(typed[key] != taken.get(key) for key in OF_TASK & typed.keys()):
             taken = {key: value for key, value in taken.items() if key not in ONLY_OF_TASK}
-    names_path = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
-    if use == "-resume" or not names_path or not _is_of_folders(str(given["DATA.DATA_PATH"]), taken):
+    names_path = "DATA.DATA_PATH" in typed and "DATA.DATASET" not in typed
+    if use == "-resume" or not names_path or not _is_of_folders(str(typed["DATA.DATA_PATH"]), taken):
         return [layer_from(origin, taken)]
     of_source = {key for key, each in SETTINGS.items() if each.only and each.only.keys == ["DATA.DATASET"]}
     taken = {key: value for key, value in taken.items() if key not in of_source}
@@ -149,46 +152,51 @@ def has_batchnorm(config: Config) -> bool:
 
 
 def fine_tuning_file(config: Config, has_statistics: bool | None = None) -> str:
-    """Return the name of the file that fine-tunes this model. `has_statistics`: of BatchNorm; None: look at the model."""
+    """Return the name of the file that fine-tunes this model.
+
+    `has_statistics`: of BatchNorm; None: look at the model.
+    """
     has_statistics = has_batchnorm(config) if has_statistics is None else has_statistics
-    return f"{config.task.recipe}{'_batchnorm' * has_statistics}"
+    return f"{config.task.recipe}_batchnorm" if has_statistics else config.task.recipe
 
 
-def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
+def layer_of_weights(typed: dict[str, Text], checkpoint: Path | None) -> Layer | None:
     """Return the image and model settings that follow from the weights. A resumed run keeps its first settings."""
     from models.weights.files import read_record
     from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
 
-    names_model = any(key in given for key in MODEL_SETTINGS)
+    names_model = any(key in typed for key in MODEL_SETTINGS)
     try:
-        if checkpoint and not is_on(given, "EVAL"):
+        if checkpoint and not is_on(typed, "EVAL"):
             began = read_record(checkpoint).get("config", {})
             if "MODEL.TYPE" in began:
-                keys = (*PREPROCESSING, *(() if names_model else ARCHITECTURE)) if began.get("MODEL.PRETRAINED") else ()
+                keys: tuple[str, ...] = ()
+                if began.get("MODEL.PRETRAINED"):
+                    keys = PREPROCESSING if names_model else (*PREPROCESSING, *ARCHITECTURE)
                 return layer_from(f"checkpoint {checkpoint}", {key: began[key] for key in keys if key in began})
-        source = checkpoint or given.get("MODEL.PRETRAINED")
+        source = checkpoint or typed.get("MODEL.PRETRAINED")
         metadata = metadata_of(str(source)) if source else None
     except ConfigError as error:
-        if checkpoint or (names_model and is_on(given, "CHECK")):
+        if checkpoint or (names_model and is_on(typed, "CHECK")):
             return None  # the run, or a row of -check, reports why the file cannot be read
         raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
     if metadata is None:
         return None
-    origin, images, model = _by_weights(metadata, given, names_model)
+    origin, images, model = _by_weights(metadata, typed, names_model)
     if not (names_model or model):
         raise ConfigError(
             f"MODEL.NAME: {metadata.by} does not name its model; name a timm model (any of timm.list_models()), as in "
             "-opts MODEL.NAME=vit_base_patch16_224, or a settings file with -cfg"
         )
-    if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
+    if images and not {"DATA.IMAGE_SIZE"} & {*images, *typed}:
         raise ConfigError(
             f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; "
             "set the side length of square images"
         )
-    return layer_from(origin, _for_channels(images, given) | model)
+    return layer_from(origin, _for_channels(images, typed) | model)
 
 
-def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def _by_weights(metadata: Any, typed: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return the origin, the image settings and the model settings.
 
     If a timm model has no image settings, use timm's defaults.
@@ -196,23 +204,23 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
     from models.weights.metadata import usual_images
 
     origin, images = f"weights {metadata.by}", metadata.images
-    model = metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})
-    kind, name = (str((given if names_model else model | given).get(f"MODEL.{each}", "")) for each in ("TYPE", "NAME"))
+    model = metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in typed else {})
+    kind, name = (str((typed if names_model else model | typed).get(f"MODEL.{each}", "")) for each in ("TYPE", "NAME"))
     if kind.lower() == "timm" and not images and (images := usual_images(name)):
         origin += f" (timm's {name})"
     if names_model:  # for the same timm model, the MODEL.KWARGS of the weights still apply
-        theirs = model.get("MODEL.NAME", "").partition(".")[0]
-        is_same = kind.lower() == "timm" and name.partition(".")[0] == theirs
+        name_in_weights = model.get("MODEL.NAME", "").partition(".")[0]
+        is_same = kind.lower() == "timm" and name.partition(".")[0] == name_in_weights
         model = {key: model[key] for key in ("MODEL.KWARGS",) if key in model and is_same}
     return origin, images, model
 
 
-def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
+def _for_channels(images: dict[str, Any], typed: dict[str, Text]) -> dict[str, Any]:
     """Return the settings, with mean and deviation averaged if DATA.IMAGE_CHANNELS differs from the weights'."""
     key = "DATA.IMAGE_CHANNELS"
-    if key not in given:
+    if key not in typed:
         return images
-    number = convert(SETTINGS[key], given[key], key)
+    number = convert(SETTINGS[key], typed[key], key)
     if number == images.get(key):
         return images
     of_channels = {"DATA.RANGE", "DATA.RGB"}  # they belong to the weights' channels

@@ -1,4 +1,7 @@
-"""A short trial of a run: some updates and an evaluated batch say how long the whole run takes. It changes the model."""
+"""A short trial of a run: some updates and an evaluated batch say how long the whole run takes.
+
+It changes the model.
+"""
 
 import contextlib
 import itertools
@@ -27,8 +30,8 @@ def alone(inputs: Inputs) -> Inputs:
 def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float, fitting: float = 0.0) -> Forecast:
     """Make some updates, evaluate a batch, and return a forecast whose times are measured.
 
-    `startup` is the time from program start to the first update, in seconds, without any pass over the images, and `fitting`
-    that of a linear model, if the run fits one.
+    `startup` is the time from program start to the first update, in seconds, without any pass over the images, and
+    `fitting` that of a linear model, if the run fits one.
     """
     config, times = plan.config, RunTimes.of(plan.config, plan.order, plan.num_evaluated)
     forecast = Forecast(config, times, time.monotonic())
@@ -46,7 +49,10 @@ def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float, fitting: flo
 
 
 def prediction_time(plan: TrainPlan, times: RunTimes) -> float:
-    """Return how many seconds a process needs to evaluate an image with one model. An evaluation may have two models."""
+    """Return how many seconds a process needs to evaluate an image with one model.
+
+    An evaluation may have two models.
+    """
     return times.evaluation / len(plan.eval_set) / (1 + plan.config.TRAIN.MODEL_EMA)
 
 

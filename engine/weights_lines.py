@@ -28,7 +28,8 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
     number = np.count_nonzero(plan.eval_set.count_classes())
     if number < len(plan.classes) and (plan.inputs.known.saved or names == plan.classes):
         lines.append(
-            f"the validation images have {number} of the checkpoint's {counted(len(plan.classes), plan.config.task.noun)}"
+            f"the validation images have {number} of the checkpoint's "
+            f"{counted(len(plan.classes), plan.config.task.noun)}"
         )
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
         lines.append(

@@ -56,8 +56,8 @@ def main() -> int:
     os.environ.pop("PYTHONSAFEPATH", None)  # it keeps the folder of the file off the path
     if script == TRAIN and has_several_processes(words):
         script = MULTI
-    # The process stays the same, so that signals and launchers reach the program. Python puts the folder of the file, and not
-    # this one, first on the path.
+    # The process stays the same, so that signals and launchers reach the program. Python puts the folder of the file,
+    # and not this one, first on the path.
     os.execv(sys.executable, [sys.executable, str(ROOT / script), *first, *words])
 
 

@@ -8,8 +8,8 @@ from models.parts import classifier_names
 def output_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return {path: layer} of the linear layers that compute the logits.
 
-    It is the classifier itself, or the last linear layer in it if a norm or a hidden layer comes before. Some models average
-    the outputs of two such layers: a distilled DeiT, a CrossViT, a RepViT.
+    It is the classifier itself, or the last linear layer in it if a norm or a hidden layer comes before. Some models
+    average the outputs of two such layers: a distilled DeiT, a CrossViT, a RepViT.
     """
     layers = {}
     for head in classifier_names(model):

@@ -28,7 +28,10 @@ def has_running_statistics(module: nn.Module) -> bool:
 
 def statistics_of(model: nn.Module) -> list[Tensor]:
     return [
-        buffer for each in model.modules() if has_running_statistics(each) for buffer in each.buffers(recurse=False)
+        buffer
+        for module in model.modules()
+        if has_running_statistics(module)
+        for buffer in module.buffers(recurse=False)
     ]
 
 

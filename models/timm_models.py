@@ -23,8 +23,8 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
     # This also refuses hf-hub:... names: timm would access the network for them, even without pretrained weights.
     if not timm.is_model(name):
         raise ConfigError(
-            f"MODEL.NAME: timm has no model called {name}{did_you_mean(name, timm.list_models())}; MODEL.TYPE timm needs "
-            "the name of a timm model, for example -opts MODEL.NAME=resnet50"
+            f"MODEL.NAME: timm has no model called {name}{did_you_mean(name, timm.list_models())}; MODEL.TYPE timm "
+            "needs the name of a timm model, for example -opts MODEL.NAME=resnet50"
         )
     _refuse_vit_fields(config.MODEL)
     try:
@@ -64,8 +64,9 @@ def _check_sides(config: Config, model: nn.Module) -> None:
             except Exception as error:
                 arguments = ", ".join(f"{name} {value!r}" for name, value in config.MODEL.KWARGS.items())
                 raise ConfigError(
-                    f"{setting}: {config.MODEL.NAME}{arguments and f' with MODEL.KWARGS {arguments}'} cannot process images of "
-                    f"{side} x {side} ({type(error).__name__}: {error}); use larger images, or choose another model"
+                    f"{setting}: {config.MODEL.NAME}{arguments and f' with MODEL.KWARGS {arguments}'} cannot process "
+                    f"images of {side} x {side} ({type(error).__name__}: {error}); use larger images, or choose "
+                    "another model"
                 ) from None
     model.train()
 
@@ -81,8 +82,8 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
             refused = next((each for each in (*arguments, *kwargs) if f"'{each}'" in str(error)), None)
             if refused == "dynamic_img_size" and refused in arguments:
                 raise ConfigError(
-                    f"TRAIN.SIZE_SCHEDULE: {name} accepts images of one size only; remove the schedule, or choose a ViT or "
-                    "a convolutional network"
+                    f"TRAIN.SIZE_SCHEDULE: {name} accepts images of one size only; remove the schedule, or choose a "
+                    "ViT or a convolutional network"
                 ) from None
             if refused in arguments and arguments[refused] == 0:  # a model without this argument has a rate of 0 anyway
                 rest = {argument: value for argument, value in arguments.items() if argument != refused}
@@ -98,8 +99,8 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
             values = ", ".join(f"{setting_of[argument]} {value}" for argument, value in arguments.items())
             values, why = values or "these settings", str(error)
             raise ConfigError(
-                f"MODEL.NAME: timm cannot build {name} with {values} ({type(error).__name__}{why and f': {why}'}); use other "
-                "values, or choose another model"
+                f"MODEL.NAME: timm cannot build {name} with {values} ({type(error).__name__}{why and f': {why}'}); use "
+                "other values, or choose another model"
             ) from None
 
 

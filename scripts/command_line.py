@@ -111,5 +111,6 @@ def refuse_among_photos(photos: Path, outputs: dict[str, Path | None]) -> None:
     for flag, path in outputs.items():
         if path and os.path.commonpath([root, os.path.realpath(path)]) == root:
             raise ConfigError(
-                f"{flag}: {path} would put pictures among the photos, and the next call would read them; name another place"
+                f"{flag}: {path} would put pictures among the photos, and the next call would read them; name another "
+                "place"
             )

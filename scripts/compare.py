@@ -14,7 +14,8 @@ The comparison is printed as Markdown. Runs on different data are compared by to
 them scored. If there are no such images, the runs of a folder or a pattern get a table for each data set, and runs that
 are given one by one are refused. -any_data compares the figures of all runs as they are, with a warning. -json prints
 JSON for scripts, which says whether the second run is better than the first, and whether this verdict is about its
-settings or only about its weights. With -json, the exit code is 0 for better, 4 for worse, 5 for inconclusive. If two patterns have runs on several data sets, `data_sets` lists a verdict for each of them.
+settings or only about its weights. With -json, the exit code is 0 for better, 4 for worse, 5 for inconclusive. If two
+patterns have runs on several data sets, `data_sets` lists a verdict for each of them.
 """
 
 import json

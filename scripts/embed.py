@@ -1,4 +1,4 @@
-"""Writes the features of images to a file, classifies photos with a few examples of each class, or finds similar photos.
+"""Writes features of images to a file, classifies photos with a few examples of each class, or finds similar ones.
 
     halfstep embed output/train-20260102-03-04-05 photos -output features.npz
     halfstep embed vit_base_patch16_224 photos -output features.parquet
@@ -6,8 +6,8 @@
     halfstep embed output/train-20260102-03-04-05 photos -near photo.jpg -sheet similar.png
 
 -output FILE has the path, size and features of each photo (for .parquet: pip install pyarrow). -examples names a folder
-with a folder for each class; one image per class is enough, and nothing is trained. -near prints the most similar photos.
-Unreadable images are reported on stderr and left out, and the exit code is 2.
+with a folder for each class; one image per class is enough, and nothing is trained. -near prints the most similar
+photos. Unreadable images are reported on stderr and left out, and the exit code is 2.
 """
 
 import argparse

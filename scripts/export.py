@@ -236,7 +236,8 @@ def refuse_others(parts: list["SavedModel"]) -> None:
     for part in parts[1:]:
         if differing := [fact for fact, value in compared(part).items() if value != first[fact]]:
             raise ConfigError(
-                f"{part.path} and {parts[0].path} differ in their {differing[0]}; only models that agree can be averaged"
+                f"{part.path} and {parts[0].path} differ in their {differing[0]}; only models that agree can be "
+                "averaged"
             )
 
 
@@ -271,7 +272,9 @@ def mean_of(parts: list["SavedModel"]) -> "SavedModel":
 
 
 def facts_of_learned(parts: list["SavedModel"]) -> dict[str, Any]:
-    """Return the metadata of a mean whose parts held out different images, so that none is held out. {}: the same images.
+    """Return the metadata of a mean whose parts held out different images, so that none is held out.
+
+    {}: the same images.
 
     The places of the same data can have different names.
     """

@@ -120,8 +120,8 @@ def read_launcher(words: list[str]) -> tuple[str, int, list[str]]:
     is_known = program.rpartition("/")[2].startswith(("python", "torchrun")) and "WORLD_SIZE=" not in launcher
     if is_script or not is_known or not all(each.isdecimal() and int(each) for each in counts):
         raise ConfigError(
-            f"{launcher or words[place]}: the number of processes is unknown; start train.py with python, with torchrun "
-            "--nnodes NODES --nproc_per_node PROCESSES, or with distributed_train.sh PROCESSES"
+            f"{launcher or words[place]}: the number of processes is unknown; start train.py with python, with "
+            "torchrun --nnodes NODES --nproc_per_node PROCESSES, or with distributed_train.sh PROCESSES"
         )
     processes = math.prod(map(int, counts))
     if processes == 1:
@@ -199,7 +199,9 @@ def _pairs(name: str, words: list[str]) -> dict[str, Any]:
 def _shown(name: str, args: Arguments) -> str:
     """Return an argument as it is typed."""
     value = args[name]
-    words = value if isinstance(value, list) else [] if value is True else [value]
+    if value is True:
+        return f"--{name}"
+    words = value if isinstance(value, list) else [value]
     return " ".join([f"--{name}", *map(str, words)])
 
 
@@ -244,13 +246,14 @@ def _data(args: Arguments) -> Found:
     if dataset is None:
         raise _refuse("dataset", args, f"{page('docs/data.md')} lists the supported data sets")
     backend, mode = args["torchcompile"], args["torchcompile-mode"]
+    compile_mode = True if mode in (None, "default") else mode
     if backend not in (None, "inductor"):
         raise _refuse("torchcompile", args, "the compiler is inductor")
     return {
         "DATA.DATASET": ("dataset", dataset),
         "DATA.DATA_PATH": ("data-dir", args["data-dir"]) if args["data-dir"] else ("data", args["data"]),
         "DATA.DROP_LAST": ("grad-accum-steps", False if args["grad-accum-steps"] > 1 else None),
-        "COMPILE": ("torchcompile", (mode if mode not in (None, "default") else True) if backend else None),
+        "COMPILE": ("torchcompile", compile_mode if backend else None),
     }
 
 

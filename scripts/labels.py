@@ -9,17 +9,18 @@
     halfstep labels output/train-20260102-03-04-05 -next 100 unlabelled -into to_label
 
 Weights judge all labels of a data set in about the time of an evaluation, without training: the label of each image is
-predicted from the features and labels of all other images. In a sweep with -folds, every image also has a prediction by a
-model that was not trained on it. With a single run, only the held-out images have one, and if the run kept the features
-from before its training, these judge all. labels.csv lists images whose label the model doubts, equal or nearly equal images
-with different labels, and copies of training images among the validation images; labels.png shows them. Write yes into
-the column `confirmed`, and change the suggestion if another class is right. -apply writes train.csv and val.csv, which
-list all images with the corrected labels, and prints the command that trains from them. It changes no file of the data.
+predicted from the features and labels of all other images. In a sweep with -folds, every image also has a prediction by
+a model that was not trained on it. With a single run, only the held-out images have one, and if the run kept the
+features from before its training, these judge all. labels.csv lists images whose label the model doubts, equal or
+nearly equal images with different labels, and copies of training images among the validation images; labels.png shows
+them. Write yes into the column `confirmed`, and change the suggestion if another class is right. -apply writes
+train.csv and val.csv, which list all images with the corrected labels, and prints the command that trains from them. It
+changes no file of the data.
 
--next chooses photos that differ from each other: with a run, photos that are similar to many of which its model is not sure;
-with pretrained weights, typical photos. next.csv lists them, next.png shows them, and -into copies them. Photos with a
-label and further copies of a photo are left out, and left_out.csv names their twins. Unreadable photos are reported, and the
-exit code is 2.
+-next chooses photos that differ from each other: with a run, photos that are similar to many of which its model is not
+sure; with pretrained weights, typical photos. next.csv lists them, next.png shows them, and -into copies them. Photos
+with a label and further copies of a photo are left out, and left_out.csv names their twins. Unreadable photos are
+reported, and the exit code is 2.
 """
 
 import argparse
@@ -82,7 +83,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add(
         "-dataset",
         metavar="NAME",
-        help="judge -data_path by these weights, even if they are a run's: the kind of data, for example csv [imagefolder]",
+        help="judge -data_path by these weights, even if they are a run's: the kind of data, for example csv "
+        "[imagefolder]",
     )
     add = parser.add_argument_group("photos without labels").add_argument
     add("-next", nargs=2, metavar=("N", "PHOTOS"), help="choose N photos of this folder whose labels help most")
@@ -119,7 +121,7 @@ def check_next(arguments: argparse.Namespace) -> None:
 
 
 def source_of(arguments: argparse.Namespace) -> "Source":
-    """Return the finished runs of the best point of a sweep, a single run, or weights with the settings of their data."""
+    """Return the finished runs of the best point of a sweep, a run, or weights with the settings of their data."""
     from engine.labelling.data import Source
     from engine.record.saved_run import SavedRun
     from scripts.sweep import DONE, FILE, ranked_points, read_result, read_sweep
@@ -274,8 +276,8 @@ def choose(arguments: argparse.Namespace) -> int:
 def choose_next(arguments: argparse.Namespace, photos: "Photos", embedder: "Embedder", data: "DataSet | None") -> int:
     """Choose photos and write them. Return the exit code, which is 2 if some photos cannot be read.
 
-    `arguments` has the flags `next`, `output`, `into`, `no_copies` and `strangers`. `data`: the images on which the classifier
-    was trained and evaluated, or None if the weights are not those of a run.
+    `arguments` has the flags `next`, `output`, `into`, `no_copies` and `strangers`. `data`: the images on which the
+    classifier was trained and evaluated, or None if the weights are not those of a run.
     """
     import numpy as np
 
@@ -297,17 +299,19 @@ def choose_next(arguments: argparse.Namespace, photos: "Photos", embedder: "Embe
     print(f"{photos.folder}: {counted(len(photos), 'photo')}{left_out}; see {arguments.output / LEFT_OUT}")
     if not is_new.any():
         raise ConfigError(
-            f"-next: no photo in {photos.folder} can be chosen, because none is new and readable; add photos, or leave out none "
-            f"with -no_copies (see {arguments.output / LEFT_OUT})"
+            f"-next: no photo in {photos.folder} can be chosen, because none is new and readable; add photos, or leave "
+            f"out none with -no_copies (see {arguments.output / LEFT_OUT})"
         )
     table = Table(*(column[is_new] for column in table))
     if len(table.indices) < arguments.next:
         print(
-            f"only {counted(len(table.indices), 'photo')} can be chosen, fewer than {arguments.next:,}, so all are chosen"
+            f"only {counted(len(table.indices), 'photo')} can be chosen, fewer than {arguments.next:,}, so all are "
+            "chosen"
         )
     if data is not None and np.isnan(table.known).all():
         print(
-            f"strangers are not recognized, because {embedder.trained.source} has no statistics of the validation images"
+            f"strangers are not recognized, because {embedder.trained.source} has no statistics of the validation "
+            "images"
         )
     numbers, cells = choose_photos(table, arguments.next, arguments.strangers, photos, embedder.trained.classes)
     sheets = write_next(arguments.output, cells, numbers, images)

@@ -78,8 +78,8 @@ def make_shards(arguments: argparse.Namespace) -> None:
     train, val, *_ = open_data(config)
     if val.is_learned:
         raise ConfigError(
-            "-opts: DATA.FOLDS and DATA.VAL_FRACTION=0 leave no validation shards; leave them out here, and train on all "
-            "images of the folder or file with -folds"
+            "-opts: DATA.FOLDS and DATA.VAL_FRACTION=0 leave no validation shards; leave them out here, and train on "
+            "all images of the folder or file with -folds"
         )
     for line in val.notes:
         print(line)

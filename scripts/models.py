@@ -11,9 +11,9 @@ Architectures without weights are listed only if no weights match. The name says
 on: in21k_ft_in1k is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked. Read the
 licence of the weights before you use them, even if the list says "unknown".
 
-With -data_path, each word is a candidate: a name, a file, or a pattern (at most six of its matches), with @PIXELS for another
-image size. A linear model of the features of each is scored, and a few updates are timed. Nothing is trained. -output keeps the
-results, so a second call computes only new candidates, and gets choice.json and choice.png.
+With -data_path, each word is a candidate: a name, a file, or a pattern (at most six of its matches), with @PIXELS for
+another image size. A linear model of the features of each is scored, and a few updates are timed. Nothing is trained.
+-output keeps the results, so a second call computes only new candidates, and gets choice.json and choice.png.
 """
 
 import json

@@ -223,7 +223,10 @@ def refuse_other_outputs(outputs: dict[Path, str]) -> None:
 def files_to_write(
     outputs: Outputs, num_images: int, model: str, inputs: Iterable[str | Path | None]
 ) -> dict[Path, str]:
-    """Return {file: its flag} for the tables and sheets, and check their names. `inputs`: further files that are read."""
+    """Return {file: its flag} for the tables and sheets, and check their names.
+
+    `inputs`: further files that are read.
+    """
     from models.weights.files import find_file
 
     sources = [model, find_file(model), *inputs]
@@ -310,14 +313,14 @@ def report_model(predictor: "Predictor") -> None:
 
 
 def report_end(arguments: argparse.Namespace, output: "Output") -> None:
-    """Report the share of images that -unknown answers, why it marks the others, and the number of unreadable images."""
+    """Report the share of images that -unknown answers, why it marks others, and how many are unreadable."""
     if arguments.unknown is not None and output.num_read:
         marked = output.num_marked
         answered, both = 1 - marked.total() / output.num_read, marked[True, True]
         report(
-            f"-unknown {arguments.unknown}: answers {answered:.1%} of {counted(output.num_read, 'image')}; the confidence of "
-            f"{marked[True, False] + both} is too low, and {marked[False, True] + both} do not fit the validation images "
-            f"({both} of them both)"
+            f"-unknown {arguments.unknown}: answers {answered:.1%} of {counted(output.num_read, 'image')}; the "
+            f"confidence of {marked[True, False] + both} is too low, and {marked[False, True] + both} do not fit the "
+            f"validation images ({both} of them both)"
         )
     if output.num_unreadable:
         report(f"{output.num_unreadable} of {counted(len(output.paths), 'image')} could not be read")

@@ -386,7 +386,9 @@ def read_result(folder: Path) -> Result:
     if metric not in METRICS or metric not in best:
         metric, best = None, {}  # no epoch has ended, or status.json was changed by hand
     code = status.get("exit_code")
-    state = DONE if status["state"] == DONE else RUNNING if is_locked(folder) else FAILED
+    state = DONE
+    if status["state"] != DONE:
+        state = RUNNING if is_locked(folder) else FAILED
     if state == FAILED and (code in (None, 0) or status.get("signal")):
         state = STOPPED
     seconds = None
@@ -439,7 +441,10 @@ def metric_of(results: Sequence[Result]) -> str | None:
 
 
 def ranked_points(sweep: Sweep, results: Sequence[Result]) -> list[tuple[int, list[float]]]:
-    """Return (point, best values of its finished trials), the best mean first. Points with unfinished trials come last."""
+    """Return (point, best values of its finished trials), the best mean first.
+
+    Points with unfinished trials come last.
+    """
     metric, points, per_point = metric_of(results), [], len(results) // len(sweep.points)
     sign = 1 if metric and METRICS[metric].smaller_is_better else -1
     for number in range(len(sweep.points)):
@@ -525,7 +530,8 @@ class Runner:
                 program.terminate()
                 is_signalled = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        self.seconds += [time.monotonic() - began] * (code == 0)
+        if code == 0:
+            self.seconds.append(time.monotonic() - began)
         return code
 
     def _output(self, trial: Trial) -> Path:

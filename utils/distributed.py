@@ -34,8 +34,8 @@ def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> 
         return torch.device(kind, 0)
     if local_rank >= count:
         raise ConfigError(
-            f"-ngpus: process {local_rank + 1} of this machine needs its own {kind} device, but there {'is' if count == 1 else 'are'} {count}; "
-            f"start {counted(count, 'process')} or change CUDA_VISIBLE_DEVICES"
+            f"-ngpus: process {local_rank + 1} of this machine needs its own {kind} device, but there "
+            f"{'is' if count == 1 else 'are'} {count}; start {counted(count, 'process')} or change CUDA_VISIBLE_DEVICES"
         )
     return torch.device(kind, local_rank)
 
@@ -58,7 +58,10 @@ class Process:
 
     @classmethod
     def start(cls, device_setting: str, launched: "LaunchedRank | None" = None, timeout: float = 1800.0) -> "Process":
-        """Join the other processes of the run, if a launcher started several. Wait at most `timeout` seconds for them."""
+        """Join the other processes of the run, if a launcher started several.
+
+        Wait at most `timeout` seconds for them.
+        """
         if launched and launched.parent_is_launcher:
             die_with_parent()
         if launched is None or launched.world_size == 1:
@@ -81,7 +84,10 @@ class Process:
 
     @classmethod
     def alone(cls, device_setting: str) -> "Process":
-        """Return the only process of a command. In a container, torch uses no more threads than the quota of its CPUs."""
+        """Return the only process of a command.
+
+        In a container, torch uses no more threads than the quota of its CPUs.
+        """
         process = cls(choose_device(device_setting, local_rank=0))
         torch.set_num_threads(min(torch.get_num_threads(), process.num_cores))
         return process
@@ -136,7 +142,8 @@ class Process:
         where = ", ".join(sorted({self.rendezvous.hosts[rank] for rank in silent}))
         what = f"did not respond within {self.rendezvous.timeout:g} s (DIST.TIMEOUT)" if timed_out else "disconnected"
         return LostProcess(
-            f"{format_ranks(silent)} of {self.world_size}, on {where}, {what}; -resume auto continues from the last save"
+            f"{format_ranks(silent)} of {self.world_size}, on {where}, {what}; -resume auto continues from the last "
+            "save"
         )
 
     @property

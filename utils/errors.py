@@ -74,7 +74,10 @@ class StoppedBySignal(UserError):
 
 
 class LostProcess(Exception):
-    """An error about another rank or a loader process that died or hangs. No traceback is printed; the exit code is 1."""
+    """An error about another rank or a loader process that died or hangs.
+
+    No traceback is printed; the exit code is 1.
+    """
 
 
 def ensure(holds: bool, message: str) -> None:
@@ -136,6 +139,7 @@ def naming_output(path: os.PathLike, flag: str = "-output") -> Iterator[None]:
 def not_a_file(path: str | os.PathLike | int) -> str | None:
     """Return the kind of a special file, such as `a pipe`; None for a regular file. `path` may be an open descriptor.
 
-    Call this before reading a file that the user names, because reading a pipe may block forever and a device may be endless.
+    Call this before reading a file that the user names, because reading a pipe may block forever and a device may be
+    endless.
     """
     return KINDS.get(stat.S_IFMT(os.stat(path).st_mode))

@@ -49,8 +49,8 @@ def replacing(path: Path, *, shared: bool = False, check: Callable[[], None] = l
 def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[bytes] | None]:
     """Yield a file open for reading and writing, created if missing, and locked against other threads and processes.
 
-    While another process or thread has the lock, `wait` is called repeatedly. Without `wait`, yield None instead of waiting.
-    The system releases the lock even after kill -9.
+    While another process or thread has the lock, `wait` is called repeatedly. Without `wait`, yield None instead of
+    waiting. The system releases the lock even after kill -9.
     """
     while True:
         with open(path, "r+b", opener=creating) as file:
@@ -124,7 +124,10 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 class LineFile:
-    """A text file to which a run appends lines. On a full disk, it keeps the lines and writes them with the next ones."""
+    """A text file to which a run appends lines.
+
+    On a full disk, it keeps the lines and writes them with the next ones.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -158,7 +161,7 @@ def or_shipped(path: Path) -> Path:
 
 
 def short_name(path: Path) -> str:
-    """Return the short name of a file that comes with halfstep, such as configs/vit_digits.yaml, or else the whole path."""
+    """Return the short name of a file of halfstep, such as configs/vit_digits.yaml, or else the whole path."""
     if path.is_relative_to(HALFSTEP):
         name = path.relative_to(HALFSTEP)
         if name.parts[:1] in SHIPPED_FOLDERS and or_shipped(name).samefile(path):
@@ -274,6 +277,6 @@ class FolderLock:
             return
         if not is_ours:
             raise FolderMoved(
-                f"{self._setting}: {self._folder} was moved or deleted, or something else uses it now, so nothing more is "
-                "saved there; start again with the folder's new path to continue from the last save"
+                f"{self._setting}: {self._folder} was moved or deleted, or something else uses it now, so nothing more "
+                "is saved there; start again with the folder's new path to continue from the last save"
             )

@@ -191,7 +191,8 @@ def time_products(device: torch.device, x: torch.Tensor, weight: torch.Tensor) -
 def _multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
     """Compute the matrix products of a Linear layer in training.
 
-    The gradients are computed for a quarter of the rows, because they take up to a second on a CPU without half precision.
+    The gradients are computed for a quarter of the rows, because they take up to a second on a CPU without half
+    precision.
     """
     torch.nn.functional.linear(x, weight)
     gradient = x[: len(x) // 4]  # replaces the output's gradient: the weight is square, so x is as wide as the output

@@ -24,8 +24,8 @@ from utils.text import counted
 TORCHRUN, OPEN_MPI, MPI, SLURM = "torchrun", "Open MPI", "MPI (PMI)", "Slurm (srun)"
 VARIABLES, FLAGS = "RANK and WORLD_SIZE in the environment", "the command line"
 OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# {launcher: its variables for the rank, the number of processes, the rank on this machine, and the number of processes on
-# this machine}. The last two may be missing.
+# {launcher: its variables for the rank, the number of processes, the rank on this machine, and the number of processes
+# on this machine}. The last two may be missing.
 RANK_VARIABLES = {
     TORCHRUN: OF_TORCH,
     OPEN_MPI: tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
@@ -58,7 +58,10 @@ class LaunchedRank:
 
     @property
     def parent_is_launcher(self) -> bool:
-        """Return whether the parent is the launcher. If so, this process must end with it. Otherwise it may be a shell."""
+        """Return whether the parent is the launcher.
+
+        If so, this process must end with it. Otherwise it may be a shell.
+        """
         return self.launcher in (TORCHRUN, OPEN_MPI)
 
 
@@ -71,8 +74,8 @@ def find_launched_rank(
 ) -> LaunchedRank | None:
     """Return this process's rank, with the address of process 0. Raise ConfigError if launchers and flags disagree.
 
-    `url`, `world_size` and `rank`: the flags; `num_local`: -ngpus. Return None if nothing gives the process a rank, or if
-    a launcher started one process that -ngpus tells to start the others.
+    `url`, `world_size` and `rank`: the flags; `num_local`: -ngpus. Return None if nothing gives the process a rank, or
+    if a launcher started one process that -ngpus tells to start the others.
     """
     ranks = [_read_rank(environment, launcher) for launcher in _launchers_in(environment)]
     if (url, world_size, rank) != (None, None, None):
@@ -118,8 +121,9 @@ def check_single_node(environment: Mapping[str, str]) -> None:
     for name, value in counts:
         raise ConfigError(
             f"{name} in the environment is {value}, so the job has several nodes, and each would train its own model: "
-            "start this program with srun, mpirun, or on each node with torchrun --nnodes N --nproc_per_node gpu --rdzv_id "
-            f"JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 --no-python halfstep train ...; or unset {name}"
+            "start this program with srun, mpirun, or on each node with torchrun --nnodes N --nproc_per_node gpu "
+            "--rdzv_id JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 --no-python halfstep train ...; or "
+            f"unset {name}"
         )
 
 
@@ -131,7 +135,8 @@ def _launchers_in(environment: Mapping[str, str]) -> list[str]:
     if "TORCHELASTIC_RUN_ID" in environment:
         return [TORCHRUN]  # a launcher that started torchrun numbers the processes differently
     launchers = [launcher for launcher in (OPEN_MPI, MPI) if RANK_VARIABLES[launcher][0] in environment]
-    # An sbatch script has most of Slurm's variables, but no SLURM_STEP_*. If srun started mpirun, only mpirun's rank counts.
+    # An sbatch script has most of Slurm's variables, but no SLURM_STEP_*. If srun started mpirun, only mpirun's rank
+    # counts.
     has_step = any(name.startswith("SLURM_STEP_") for name in environment)
     is_task = "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
     if is_task and not launchers:

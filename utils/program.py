@@ -50,7 +50,7 @@ def restore_gc() -> None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the machine's start, or None if the system does not report it."""
+    """Return when a process started, in clock ticks since the machine's start, or None if that is not known."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -101,7 +101,8 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
 def open_closed_streams() -> None:
     """Open /dev/null for standard streams that were closed at the start (`2>&-`).
 
-    Otherwise the next file that the program opens would get the stream's number, and printed text would go into that file.
+    Otherwise the next file that the program opens would get the stream's number, and printed text would go into that
+    file.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # gets the lowest free number
         os.set_inheritable(descriptor, True)  # so that child processes get the stream too
@@ -123,7 +124,7 @@ def with_one_dash(arguments: list[str]) -> list[str]:
 
 
 def exit_code_and_message(error: BaseException) -> tuple[int, str | None]:
-    """Return the exit code for an error and its message: '' if it has already been reported, None for a bug in halfstep."""
+    """Return the exit code for an error and its message: '' if it is reported already, None for a bug in halfstep."""
     if isinstance(error, AlreadyReportedError):
         return error.code, ""
     if isinstance(error, UserError):
@@ -185,7 +186,10 @@ def _remedy_for(error: BaseException) -> str | None:
             f"out of memory ({how}); lower DATA.BATCH_SIZE or DATA.IMAGE_SIZE, or choose a smaller model (MODEL.NAME)"
         )
     if os.strerror(errno.EMFILE) in text:  # an OSError, or torch's error with the same text
-        return "too many open files for the limit of this shell; raise it, for example with ulimit -n 4096, or lower -num_workers"
+        return (
+            "too many open files for the limit of this shell; raise it, for example with ulimit -n 4096, or lower "
+            "-num_workers"
+        )
     if any(each in text for each in NO_COMPILER):
         return f"-compile: {text.splitlines()[0]}; install a compiler such as g++, or leave -compile out"
     return None
@@ -202,8 +206,8 @@ def hangup_is_ignored() -> bool:
 class StopSignal:
     """Records SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) or SIGHUP (the terminal was closed).
 
-    A second signal ends the process at once, unless it arrives within 3 s of the first: a signal to the whole group reaches
-    a worker twice, because torchrun forwards the signal that it gets.
+    A second signal ends the process at once, unless it arrives within 3 s of the first: a signal to the whole group
+    reaches a worker twice, because torchrun forwards the signal that it gets.
     """
 
     SECONDS_TO_REPEAT = 3.0

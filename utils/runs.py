@@ -1,4 +1,4 @@
-"""The identity of runs, how users name them (by a folder, a checkpoint in it, or `latest`), and facts about their images."""
+"""The identity of runs, how users name them (a folder, a checkpoint in it, `latest`), and facts about their images."""
 
 import contextlib
 import fcntl
@@ -109,8 +109,8 @@ def refuse_old_run(run: Path, version: str | None) -> None:
     """Raise ConfigError if halfstep 1.x or 2.x wrote a run. `version`: as in status.json, which adds the commit."""
     if version and version.startswith(OLD_VERSIONS):
         raise ConfigError(
-            f"{run}: halfstep {version.partition(',')[0]} wrote this run, and 2.3.0 is the last version that reads it; use "
-            "that version, or start a new run from its weights with -pretrained"
+            f"{run}: halfstep {version.partition(',')[0]} wrote this run, and 2.3.0 is the last version that reads it; "
+            "use that version, or start a new run from its weights with -pretrained"
         )
 
 

@@ -24,7 +24,10 @@ def keyed_rng(purpose: str, *key: int) -> random.Random:
 
 
 def seed_update(seed: int, step: int, rank: int) -> None:
-    """Seed torch for an update. Dropout and drop path depend only on these numbers, so a resume needs no saved state."""
+    """Seed torch for an update.
+
+    Dropout and drop path depend only on these numbers, so a resume needs no saved state.
+    """
     torch.manual_seed(mix(seed, step, rank))
 
 

@@ -16,13 +16,14 @@ SCHEMES = {
     "gs": "the environment (GOOGLE_APPLICATION_CREDENTIALS)",
     "hf": "the environment (HF_TOKEN)",
 }
-# File names can contain these characters: control characters, which a terminal obeys; marks of the writing direction, which
-# make the following text look different; and halves of surrogate pairs for invalid UTF-8, which text files cannot contain.
+# File names can contain these characters: control characters, which a terminal obeys; marks of the writing direction,
+# which make the following text look different; and halves of surrogate pairs for invalid UTF-8, which text files cannot
+# contain.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u200e\u200f\u2028-\u202e\u2066-\u2069]|[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Return the text in a form that is safe to print: with control characters escaped and without credentials in URLs."""
+    """Return the text as it is safe to print: with control characters escaped and without credentials in URLs."""
     return redacted(escape_controls(text))
 
 
@@ -162,8 +163,8 @@ def problem_of(url: str) -> str | None:
         return f"contains a user or password, which would be written to the run's files; put them into {remedy}"
     if parts.query or parts.fragment:
         return (
-            "contains a query (the part after ? or #), such as the signature of a signed URL, which would be written to the "
-            f"run's files; leave it out, and put credentials into {remedy}"
+            "contains a query (the part after ? or #), such as the signature of a signed URL, which would be written "
+            f"to the run's files; leave it out, and put credentials into {remedy}"
         )
     return None if host else "names no server or bucket; add one after ://"
 

@@ -94,7 +94,10 @@ def found_inf(scaler: GradScaler) -> Tensor:
 
 
 def set_found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer, is_infinite: Tensor) -> None:
-    """Set found_inf without unscale_. If it is 1, step() skips the update. The optimizer unscales by its `grad_scale`."""
+    """Set found_inf without unscale_.
+
+    If it is 1, step() skips the update. The optimizer unscales by its `grad_scale`.
+    """
     state = scaler._per_optimizer_states[id(optimizer)]
     state.update(stage=OptState.UNSCALED, found_inf_per_device={is_infinite.device: is_infinite})
 

@@ -72,8 +72,8 @@ def _replaced(texts: dict[str, Text], context: dict[str, Text], origin: str) -> 
     is_usual = size == "none" or (are_whole and int(heads) * int(size) == int(width))
     if "MODEL.ATTN_HEAD_SIZE" in texts and not is_usual:
         raise ConfigError(
-            f"{origin}: MODEL.ATTN_HEAD_SIZE is {size}, but the size of a head is always MODEL.EMBED_DIM / MODEL.NUM_HEADS "
-            "in timm's VisionTransformer; change one of these two settings, and remove this line"
+            f"{origin}: MODEL.ATTN_HEAD_SIZE is {size}, but the size of a head is always MODEL.EMBED_DIM / "
+            "MODEL.NUM_HEADS in timm's VisionTransformer; change one of these two settings, and remove this line"
         )
     return _rand_augment(context) if not texts.keys().isdisjoint(RAND_AUGMENT) else {}
 

@@ -124,7 +124,8 @@ COMPUTED = (
 SUPPORTED = (*CONVERTED, *COMPUTED)
 
 OTHER_LOSSES = "TRAIN.LOSS lists the supported losses; TRAIN.CLASS_WEIGHTS gives rare classes more weight"
-# {why the result is the same without them: arguments and train.py's defaults. =false is a switch, =[] takes several values}
+# {why the result is the same without them: arguments and train.py's defaults. =false is a switch, =[] takes several
+# values}
 NOT_NEEDED = {
     "it affects only the speed, not the result": """
         channels-last=false fuser fast-norm=false torchscript=false no-ddp-bb=false synchronize-step=false

@@ -28,7 +28,10 @@ REMEDY = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which needs no sh
 def read_in_processes(
     pieces: Iterable[Piece], reader: Reader, num_processes: int, device: torch.device, ahead: int
 ) -> Iterator[Batch]:
-    """Yield batches like read_in_threads, from worker processes. Without workers, this process reads each batch itself."""
+    """Yield batches like read_in_threads, from worker processes.
+
+    Without workers, this process reads each batch itself.
+    """
     # Fork where it is safe, because a spawned worker would spend seconds importing torch.
     context = "fork" if num_processes and sys.platform == "linux" else None
     loader = DataLoader(
@@ -68,7 +71,10 @@ def read_in_processes(
 
 
 def _prepare_worker(number: int) -> None:
-    """End a worker together with the run. Otherwise torch's workers would live for up to 5 s and lock the run folder."""
+    """End a worker together with the run.
+
+    Otherwise torch's workers would live for up to 5 s and lock the run folder.
+    """
     die_with_parent()
     gc.freeze()  # a garbage collection would touch the objects from before the fork, and so copy their pages
     if sys.platform == "linux":  # an abstract socket leaves no folder behind if the process is killed

@@ -148,8 +148,8 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     """Return a Pillow image, or its first frame, as uint8 [H, W, rules.num_channels]."""
     if has_unknown_range(image):
         raise ImageReadError(
-            f"it has 32 bits per pixel or signed values (Pillow's mode {image.mode}), whose range is unknown; save it with "
-            f"8 or 16 bits, or set DATA.PIXELS=native ({page('docs/pixels.md')})"
+            f"it has 32 bits per pixel or signed values (Pillow's mode {image.mode}), whose range is unknown; save it "
+            f"with 8 or 16 bits, or set DATA.PIXELS=native ({page('docs/pixels.md')})"
         )
     if image.mode.startswith("I"):
         image = _to_8_bits(image)

@@ -1,4 +1,4 @@
-"""The row of -check about pixels: for those with the values of their files, the range of each channel, and what is constant."""
+"""The row of -check about pixels with the values of their files: the range of each channel, and what is constant."""
 
 from collections.abc import Callable
 
@@ -38,11 +38,13 @@ class Ranges(Survey):
         constant = np.flatnonzero(is_plain.all(0)).tolist()
         if constant and len(numbers) > 1:
             lines.append(
-                f"without any detail in all images: {counted(len(constant), 'channel')} ({first_of([*map(str, constant)])})"
+                f"without any detail in all images: {counted(len(constant), 'channel')} "
+                f"({first_of([*map(str, constant)])})"
             )
         plain = numbers[is_plain.all(1)].tolist()
         if plain:
             lines.append(
-                f"of one value only, such as all black: {counted(len(plain), 'image')} ({first_of([*map(name, plain)])})"
+                f"of one value only, such as all black: {counted(len(plain), 'image')} "
+                f"({first_of([*map(name, plain)])})"
             )
         return lines

@@ -1,8 +1,9 @@
 """The data sets: each file has a function that reads one kind of data set. SOURCES has a row for each kind.
 
-The function gets the settings, whether only the validation part is wanted, so that the training part may be missing, and
-`say` to report a download. It returns the training set (None if it is not wanted and not read) and the validation set, or
-all images and None; datasets/split/ then holds out some of them.
+The function gets the settings, whether only the validation part is wanted, so that the training part may be missing,
+and
+`say` to report a download. It returns the training set (None if it is not wanted and not read) and the validation set,
+or all images and None; datasets/split/ then holds out some of them.
 """
 
 import os
@@ -62,7 +63,8 @@ class Parts(NamedTuple):
             notes.append(
                 warning(
                     f"the only validation images are in {root}/{self.val}{ending}, so the best checkpoint is "
-                    f"chosen on test images; for a fair test, add other validation images ({root}/{VAL_NAMES[0]}{ending})"
+                    "chosen on test images; for a fair test, add other validation images "
+                    f"({root}/{VAL_NAMES[0]}{ending})"
                 )
             )
         return tuple(notes)

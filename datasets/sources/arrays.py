@@ -1,4 +1,4 @@
-"""Images in memory, and `digits`: 1,797 handwritten digits that are part of halfstep (source and licence: DIGITS.md)."""
+"""Images in memory, and `digits`: 1,797 handwritten digits, which come with halfstep (source, licence: DIGITS.md)."""
 
 from pathlib import Path
 

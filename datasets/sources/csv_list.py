@@ -126,7 +126,10 @@ def _plain(name: str) -> str:
 
 @contextlib.contextmanager
 def _opened(file: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield a csv.reader of a file, whose first row is the header. Raise DataError if it is not CSV or lacks columns."""
+    """Yield a csv.reader of a file, whose first row is the header.
+
+    Raise DataError if it is not CSV or lacks columns.
+    """
     rows = None
     with open_list(file) as lines:
         try:
@@ -159,7 +162,8 @@ def _find_separator(file: Path, lines: TextIO, columns: list[str], declared: str
         most = max(most, names, key=len)
     raise DataError(
         f"{file}, line {2 if declared else 1}: the header must name the columns {','.join(columns)}, but has "
-        f"{','.join(most) or 'nothing'}; name the columns of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (groups: DATA.GROUP_BY)"
+        f"{','.join(most) or 'nothing'}; name the columns of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] "
+        "(groups: DATA.GROUP_BY)"
     )
 
 

@@ -76,8 +76,8 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
         return ""
     first, folders = next(iter(several.items()))
     return (
-        f"DATA.DATA_PATH: {root / first} contains folders ({first_of(folders, limit=4)}) instead of images, so -data_path "
-        f"seems to be one folder too high; set -data_path {shlex.quote(str(root / first))}, or, if "
+        f"DATA.DATA_PATH: {root / first} contains folders ({first_of(folders, limit=4)}) instead of images, so "
+        f"-data_path seems to be one folder too high; set -data_path {shlex.quote(str(root / first))}, or, if "
         f"{first_of(names, limit=4)} are the classes, list them in a file: -opts DATA.CLASSES=classes.txt"
     )
 
@@ -91,8 +91,8 @@ def read_split_folders(
         missing = "train" if parts.val else "val"
         others = f", only {first_of(names, limit=3)}" if names else ""
         raise DataError(
-            f"DATA.DATA_PATH: {root} has no folder {missing}/{others}; {expected_layout(config.DATA, expects)}; to hold out "
-            "some images of a folder of class folders, use -dataset imagefolder with its path"
+            f"DATA.DATA_PATH: {root} has no folder {missing}/{others}; {expected_layout(config.DATA, expects)}; to "
+            "hold out some images of a folder of class folders, use -dataset imagefolder with its path"
         )
     train_folder = unwrapped(root / parts.train) if parts.train else None
     classes = class_folders(train_folder) if train_folder else []
@@ -100,8 +100,8 @@ def read_split_folders(
     val_classes = class_folders(val_folder)
     if train_folder and (is_within(train_folder, val_folder) or is_within(val_folder, train_folder)):
         raise DataError(
-            f"{val_folder} and {train_folder} are the same folder, or one is inside the other, so validation would score "
-            "images that were trained on; give validation its own images"
+            f"{val_folder} and {train_folder} are the same folder, or one is inside the other, so validation would "
+            "score images that were trained on; give validation its own images"
         )
     train = None
     if train_folder and not only_validation:
@@ -303,7 +303,7 @@ def images_among(paths: list[str], pixels: Pixels, report: Callable[[str], objec
 
 
 def refuse_doubtful(config: Config, saved: SavedData | None, whole: ImageSet) -> None:
-    """Raise DataError if the folders do not look like classes, unless the settings or the earlier run name all of them."""
+    """Raise DataError if the folders do not look like classes, unless settings or the earlier run name them all."""
     if not whole.doubt:
         return
     if config.DATA.CLASSES:
@@ -341,7 +341,7 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
 
 
 def _listed(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the sorted names of the folders in a folder, without hidden and system folders, and the names of the files."""
+    """Return the sorted names of the folders in a folder, without hidden and system ones, and those of the files."""
     folders, files = [], []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -73,7 +73,9 @@ class GroupedImages(EncodedImages):
         starts: np.ndarray,
         first: int = 0,
     ):
-        """`names`: the names in the rows of a table. `starts` [groups + 1]: the first row of each group, then the number
+        """`names`: the names in the rows of a table.
+
+        `starts` [groups + 1]: the first row of each group, then the number
         of rows. `first`: the row of the first image of this set."""
         super().__init__(targets, classes)
         self.pixels, self.names, self.group_starts, self.first = pixels, names, starts, first

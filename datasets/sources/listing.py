@@ -41,7 +41,7 @@ COLUMNS = {"path": TEXT, "group": TEXT, "folder": TEXT}  # columns of each list,
 
 
 class Rows(NamedTuple):
-    """Some lines of a list in their order: path as written, label as it was read, line number, value of DATA.GROUP_BY."""
+    """Some lines of a list in their order: path as written, label as read, line number, value of DATA.GROUP_BY."""
 
     paths: list[str]
     labels: Sequence[str] | np.ndarray
@@ -182,8 +182,8 @@ def _notes(config: Config, index: Index, lists: Lists, only_last: bool) -> Itera
         if different:
             noun = config.task.noun
             yield warning(
-                f"{file} gives images another {noun} than an earlier line does, on {counted(different, 'line')}; keep only "
-                f"one {noun} for each image"
+                f"{file} gives images another {noun} than an earlier line does, on {counted(different, 'line')}; keep "
+                f"only one {noun} for each image"
             )
         if repeated["count"]:
             names = first_of(repeated["first"], total=repeated["count"])

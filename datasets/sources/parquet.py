@@ -329,7 +329,7 @@ class ParquetImages(GroupedImages):
     is_read_in_groups = True
 
     def __init__(self, data: Data, index: Index, rows: range, targets: np.ndarray):
-        """`rows`: the rows of this set in the index, which are all the rows of one or more files; `targets`: of all rows."""
+        """`rows`: the rows of this set in the index, all those of one or more files; `targets`: of all rows."""
         self.file_starts, group_starts = (
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
         )

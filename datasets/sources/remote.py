@@ -376,7 +376,8 @@ class ServerFolder(ShardFolder):
         self.cache.limit = int(limit if self._limit_gb is None else self._limit_gb * 1e9)
         self.notes = [
             f"{self.title}: {format_bytes(total)} of tars; {self.cache.folder} keeps up to "
-            f"{format_bytes(self.cache.limit)} of them, and has {format_bytes(used)}; free disk space: {format_bytes(free)}"
+            f"{format_bytes(self.cache.limit)} of them, and has {format_bytes(used)}; free disk space: "
+            f"{format_bytes(free)}"
         ]
 
     def _has(self, name: str) -> bool:

@@ -205,7 +205,7 @@ class ShardTable:
         return self.index.text("tar.checksum").chunk(0, len(self.tar_names))
 
     def is_of(self, tars: Sequence[ShardTar], has_versions: bool = True) -> bool:
-        """Return whether this is the index of tars with these names and sizes and, if it `has_versions`, these versions."""
+        """Return whether this is the index of tars with these names, sizes and, if it `has_versions`, versions."""
         names, sizes, versions = zip(*tars, strict=True)
         return (
             self.tar_names.chunk(0, len(self.tar_names)) == list(map(os.fsencode, names))
@@ -373,7 +373,7 @@ def _classes(folder: ShardFolder, sets: Sequence[ShardImages]) -> list[str] | No
     highest = images.targets.max()
     if highest >= len(classes):
         raise DataError(
-            f"{images.name(int(images.targets.argmax()))}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
-            f"{counted(len(classes), 'class')}, counted from 0; add the missing lines"
+            f"{images.name(int(images.targets.argmax()))}: label {highest} is too high: {folder.title}/{CLASSES_FILE} "
+            f"names only {counted(len(classes), 'class')}, counted from 0; add the missing lines"
         )
     return classes

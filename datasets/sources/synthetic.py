@@ -56,7 +56,10 @@ def read_synthetic(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
 
 
 def invent(config: Config) -> ImageSet:
-    """Return SYNTHETIC_SIZE random images. They are finished: their targets are class numbers or standardized numbers."""
+    """Return SYNTHETIC_SIZE random images.
+
+    They are finished: their targets are class numbers or standardized numbers.
+    """
     num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     images = SyntheticImages(targets, [str(number) for number in range(num_classes)])

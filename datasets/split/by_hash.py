@@ -181,8 +181,8 @@ def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, we
     return [
         warning(
             f"if {weights} was trained on this data, {len(exchanged):,} of {len(val):,} validation images were "
-            f"training images, such as {val.key(exchanged[0])}: the hash of a name leaves out folders that are named like a "
-            f"class, and these classes are new or gone: {changed}; divide the data into the parts that "
+            f"training images, such as {val.key(exchanged[0])}: the hash of a name leaves out folders that are named "
+            f"like a class, and these classes are new or gone: {changed}; divide the data into the parts that "
             "split.csv of that run lists"
         )
     ]

@@ -45,8 +45,8 @@ def folds_of(image_set: ImageSet, record: dict, saved: SavedData | None) -> np.n
 def draw_folds(strata: ImageSet, record: dict, kept: np.ndarray) -> np.ndarray:
     """Return int32 [N]: the fold of each image. `kept`: int32 [N], the folds that images keep, or NONE.
 
-    Copies, images with the same name, and images in the same group of DATA.GROUP_BY are in the same fold. Large groups are
-    placed first, then images of rare classes, in the order of the hashes of their names.
+    Copies, images with the same name, and images in the same group of DATA.GROUP_BY are in the same fold. Large groups
+    are placed first, then images of rare classes, in the order of the hashes of their names.
     """
     distinct, targets = np.unique(strata.targets, return_inverse=True)
     labels = [tuple(sorted(strata.meaning.classes_of(target))) for target in distinct.tolist()]

@@ -1,4 +1,4 @@
-"""Says which share of the images whole groups hold out, and which DATA.VAL_FRACTION would be nearer to the wanted share."""
+"""Says which share of the images whole groups hold out, and which DATA.VAL_FRACTION would be nearer to it."""
 
 from collections.abc import Callable
 

@@ -42,7 +42,8 @@ def share_hashes(image_set: ImageSet, hashes: np.ndarray, record: dict, folders:
     """Return the hashes of the images' keys, equal in each group that has copies: the hash of its shortest key.
 
     Of equally long keys, it is the first in the alphabet. A copy that is added later usually has a longer or a later
-    name, so it does not move the other images. A large group stays in training, because few photos would decide the scores.
+    name, so it does not move the other images. A large group stays in training, because few photos would decide the
+    scores.
     """
     shared, largest = hashes.copy(), len(image_set)
     if "folds" not in record:

@@ -22,8 +22,8 @@ AS_LISTED = (
     "the data have changed since the training; the images are scored that split.csv of the run lists as held out"
 )
 WITHOUT_LIST = warning(
-    "DATA.FOLD: the data have changed since the training, and split.csv, which lists the folds of the run, is not beside "
-    "its weights, so images that it was trained on may be scored; restore split.csv, or name other images"
+    "DATA.FOLD: the data have changed since the training, and split.csv, which lists the folds of the run, is not "
+    "beside its weights, so images that it was trained on may be scored; restore split.csv, or name other images"
 )
 MOST_COMPARED = 5000  # images; comparing one takes a millisecond on a network disk
 
@@ -31,8 +31,8 @@ MOST_COMPARED = 5000  # images; comparing one takes a millisecond on a network d
 def split_to_evaluate(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
     """Return None and all images of a set without a validation part, or both parts if only one is scored.
 
-    If a run is evaluated on its own data, only the images that it held out are scored. Of published data without a split
-    of their own, a part is. `saved`: the data record of the evaluated checkpoint.
+    If a run is evaluated on its own data, only the images that it held out are scored. Of published data without a
+    split of their own, a part is. `saved`: the data record of the evaluated checkpoint.
     """
     has_record = saved is not None and bool(saved.split)
     if has_record and (parts := _parts_then(config, image_set, saved)):
@@ -49,7 +49,8 @@ def split_to_evaluate(config: Config, image_set: ImageSet, saved: SavedData | No
 def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
     """Return both parts as the run divided them, if this is the run's data or a copy of it, and None for other data.
 
-    If the run's data have changed, the split can differ, because it depends on the labels. Then split.csv has the parts.
+    If the run's data have changed, the split can differ, because it depends on the labels. Then split.csv has the
+    parts.
     """
     record, title, group = saved.split, image_set.split["training"], config.DATA.GROUP_BY
     if record.get("rule") not in DRAWN:
@@ -98,7 +99,7 @@ def _divide_by_list(
 
 
 def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
-    """Return a warning if evaluated images are also training images: with the same path below the folder and content."""
+    """Return a warning if evaluated images are also training images: with the same path in the folder and content."""
     training = saved.split["training"]  # the folder or list of the training images, as the run named it
     if os.path.realpath(image_set.split["validation"]) == os.path.realpath(training):
         return [
@@ -124,7 +125,10 @@ def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
 
 
 def _is_in(folder: Path, image_set: ImageSet, index: int, only_copies: bool) -> bool:
-    """Return whether the folder has an image. `only_copies`: not the file itself, which may be there without being listed."""
+    """Return whether the folder has an image.
+
+    `only_copies`: not the file itself, which may be there without being listed.
+    """
     own, other = image_set.name(index), folder / image_set.key(index)
     try:
         return not (only_copies and os.path.samefile(own, other)) and filecmp.cmp(own, other, shallow=False)

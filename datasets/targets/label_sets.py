@@ -23,7 +23,10 @@ LABELS_EXPECTED = (
 
 
 class LabelSets(OneClass):
-    """An image can have any number of labels: its target is the number of a set of classes. Batches: 0 or 1 [B, classes]."""
+    """An image can have any number of labels: its target is the number of a set of classes.
+
+    Batches: 0 or 1 [B, classes].
+    """
 
     has_one_name = False
 
@@ -110,7 +113,10 @@ class SeparatedLabels(OneLabel):
 
 
 class LabelColumns(SeparatedLabels):
-    """Labels in a column of 0 and 1 for each class. A label is a string of the values in these columns, such as 0101."""
+    """Labels in a column of 0 and 1 for each class.
+
+    A label is a string of the values in these columns, such as 0101.
+    """
 
     of_csv = {"are_bits": True}
     if_empty = ""
@@ -126,8 +132,8 @@ class LabelColumns(SeparatedLabels):
         for row, place in sorted(wrong)[:1]:
             raise DataError(
                 f"{cells.file}, line {cells.lines[row]}: {cells.names[place]} is "
-                f"{shortened(cells.columns[place][row])!r}; a column of labels (DATA.COLUMNS) has 1 for images with this "
-                "label and 0 for the others (or true and false)"
+                f"{shortened(cells.columns[place][row])!r}; a column of labels (DATA.COLUMNS) has 1 for images with "
+                "this label and 0 for the others (or true and false)"
             )
         return ["".join(each) for each in zip(*bits, strict=True)]
 

@@ -93,7 +93,7 @@ class ListedLabels:
         self._builder.add(f"{self._part}.label_count", count_classes(self.of_rows))
 
     def _names_of(self, folders: list[str]) -> list[str]:
-        """Return for each label the name of the folder with all its images, or [] unless each label has its own folder."""
+        """Return the folder of the images of each label, or [] unless each label has a folder of its own."""
         num_labels = len(self._labels.numbers)
         if len(self._pairs) != num_labels:
             return []
@@ -202,7 +202,10 @@ class OneLabel:
         return classes, [*zip(targets, self.meanings(labels, classes, names), strict=True)]
 
     def _are_numbers(self, lists: Sequence[Labels]) -> bool:
-        """Return whether more than half of the images have a numeric label. If so, other labels are typos, not names."""
+        """Return whether more than half of the images have a numeric label.
+
+        If so, other labels are typos, not names.
+        """
         if not self._allow_names:
             return True
         numbers = sum(
@@ -243,7 +246,8 @@ class OneLabel:
     ) -> ParquetColumns:
         """Return the columns of DATA.COLUMNS, or the columns that are usual on Hugging Face.
 
-        `schema`, `first`: pyarrow's schemas of this and of the first file; `images`: the paths of bytes and names of images.
+        `schema`, `first`: pyarrow's schemas of this and of the first file; `images`: the paths of bytes and names of
+        images.
         """
         import pyarrow.types as types
 
@@ -311,7 +315,7 @@ def reading_of(config: Config, columns: Sequence[str] = ()) -> OneLabel:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text that was read with surrogateescape is UTF-8, so that it has no surrogates for single bytes."""
+    """Return whether a text that was read with surrogateescape is UTF-8: it then has no surrogates for bytes."""
     return text.isprintable() or not any("\udc80" <= each <= "\udcff" for each in text)
 
 

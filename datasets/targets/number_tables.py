@@ -123,8 +123,8 @@ class NumberColumns(OneLabel):
             if parsed(column[row].replace(",", ".", 1)) is not None:
                 remedy = f"write a decimal point, not a comma (columns are separated by {cells.separator!r})"
             raise DataError(
-                f"{cells.file}, line {cells.lines[row]}: {name} is {shortened(column[row])!r}, which is not a number of "
-                f"at most {LARGEST:g}; {remedy}"
+                f"{cells.file}, line {cells.lines[row]}: {name} is {shortened(column[row])!r}, which is not a number "
+                f"of at most {LARGEST:g}; {remedy}"
             )
         return np.array(numbers)
 

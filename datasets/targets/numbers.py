@@ -96,7 +96,7 @@ class NumberTargets(OneClass):
         return [_describe_column(*each) for each in zip(images.classes, self.values[images.targets].T, strict=True)]
 
     def strata(self, image_set: ImageSet) -> ImageSet:
-        """Return the images with labels in place of numbers: for each output, the tenth of the images with near numbers."""
+        """Return the images with labels in place of numbers: of each output, the tenth with similar numbers."""
         names, strata = [], np.empty(self.values.shape, np.int32)
         by_name = sorted((name, output) for output, name in enumerate(image_set.classes))  # in any order of columns
         for place, (name, output) in enumerate(by_name):
@@ -184,8 +184,8 @@ def standardized(
     names = val.classes
     if not val.meaning.is_present[val.targets].any():
         raise DataError(
-            f"DATA.DATA_PATH: no validation image has a number in {', '.join(names)}, so nothing can be scored; give the "
-            f"validation images of {config.DATA.DATA_PATH} their numbers"
+            f"DATA.DATA_PATH: no validation image has a number in {', '.join(names)}, so nothing can be scored; give "
+            f"the validation images of {config.DATA.DATA_PATH} their numbers"
         )
     if config.MODEL.NUM_CLASSES not in (None, len(names)):
         raise DataError(
@@ -247,8 +247,8 @@ def mean_and_deviation(config: Config, train: ImageSet) -> tuple[tuple[float, ..
         if not len(values) or values.min() == values.max():
             constant = f"the same {name}, {values[0]:g}" if len(values) else f"no number in {name}"
             raise DataError(
-                f"DATA.DATA_PATH: all training images in {config.DATA.DATA_PATH} have {constant}, so there is nothing to learn; "
-                "leave this column out (DATA.COLUMNS)"
+                f"DATA.DATA_PATH: all training images in {config.DATA.DATA_PATH} have {constant}, so there is nothing "
+                "to learn; leave this column out (DATA.COLUMNS)"
             )
         mean = float(np.average(values, weights=weights))
         means.append(mean)

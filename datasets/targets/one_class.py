@@ -1,8 +1,8 @@
 """The meaning of the target numbers of an image set: the class of each image.
 
 A batch has a target for each image in the form that the loss reads. To let images have another kind of target, derive
-a class from OneClass and one that reads it from tables from OneLabel (labels.py), as label_sets.py and numbers.py do, and
-add a row to TASKS (configs/tables.py).
+a class from OneClass and one that reads it from tables from OneLabel (labels.py), as label_sets.py and numbers.py do,
+and add a row to TASKS (configs/tables.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ class OneClass:
         return count_classes(targets, num_classes)
 
     def describe_counts(self, classes: Sequence[str], trained: np.ndarray, validation: np.ndarray) -> list[str]:
-        """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain."""
+        """Describe the classes with the fewest images: they are learned worst, and their accuracy is least certain."""
         if len(classes) == 1:
             return []
         total = trained + validation

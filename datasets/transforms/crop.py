@@ -151,7 +151,9 @@ def crop_box(
 
 
 class Normalize(nn.Module):
-    """Normalization of [B, C, H, W] to (image / white - mean) / std, on the device of the images. White is 255 for 8 bits.
+    """Normalization of [B, C, H, W] to (image / white - mean) / std, on the device of the images.
+
+    White is 255 for 8 bits.
 
     The result has the type `dtype`, which the call can override.
     """

@@ -1,10 +1,10 @@
 """Operations of augmentation policies: how each draws its value, and how drawn operations change an image.
 
 The draws are those of timm's policies and of torchvision's TrivialAugment. Drawn operations are plain data, and are
-applied with timm or with equivalent arithmetic. Pillow holds the GIL in all operations, so loader threads would wait for
-each other, and most of its operations are slower. The arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to
-0.7 for a blur, 0.9 for colour. Each arithmetic function gets and returns float32 [H, W, C] with whole numbers from 0 to
-255, and may change its input.
+applied with timm or with equivalent arithmetic. Pillow holds the GIL in all operations, so loader threads would wait
+for each other, and most of its operations are slower. The arithmetic here takes 0.3 of Pillow's time for brightness,
+0.5 to 0.7 for a blur, 0.9 for colour. Each arithmetic function gets and returns float32 [H, W, C] with whole numbers
+from 0 to 255, and may change its input.
 """
 
 import functools
@@ -155,7 +155,10 @@ class OneOfMany(NamedTuple):
 
 
 def trivial_augment(resamples: tuple[int, ...]) -> list[list[OneOfMany]]:
-    """Return the 14 operations of torchvision's TrivialAugmentWide as sequences. The first leaves the image unchanged."""
+    """Return the 14 operations of torchvision's TrivialAugmentWide as sequences.
+
+    The first leaves the image unchanged.
+    """
 
     def up_to(limit: float) -> list[float]:
         return torch.linspace(0.0, limit, 31).tolist()  # in float32, as in torchvision

@@ -1,4 +1,4 @@
-"""DATA.TRAIN_CROP simple: DeiT III's random square of an image whose shorter side is resized to the side of the square."""
+"""DATA.TRAIN_CROP simple: DeiT III's random square of an image, resized to the length of its shorter side."""
 
 import random
 from typing import Any
@@ -13,7 +13,8 @@ PADDING = 4  # pixels on each side
 def crop_of_resized(transform: Any, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
     """Resize the shorter side to the side of the square, and cut out a square at a random position.
 
-    `transform`: the TrainTransform (crop.py), which imports this file. The square may reach a few pixels beyond the image, where pixels are reflected.
+    `transform`: the TrainTransform (crop.py), which imports this file. The square may reach a few pixels beyond the
+    image, where pixels are reflected.
     """
     data, (height, width, channels) = transform.data, image.shape
     side, short = data.IMAGE_SIZE, min(height, width)

@@ -256,7 +256,7 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
 
 
 def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
-    """Count the labels that are probably wrong, as halfstep labels does, with the features that fit a new classifier."""
+    """Count the labels that are probably wrong, like halfstep labels, by the features that fit a new classifier."""
     has_one_label = plan.config.task.has_classes and not plan.config.task.has_several_classes
     if not has_one_label or plan.config.MODEL.NEW_CLASSIFIER == "random" or plan.inputs.checkpoint:
         return

@@ -56,7 +56,9 @@ class ScanResult:
         return f"{self.count:,}" + f" of {len(self.image_set):,}" * self.is_sample
 
     def read(self, contents: ImageContents, start: int, title: str) -> Counter[str]:
-        """Read the images in threads, with a progress bar on a terminal. Return how many files of each unusual kind there are.
+        """Read the images in threads, with a progress bar on a terminal.
+
+        Return how many files of each unusual kind there are.
 
         Also add the images to `contents`, which numbers the first image of the sample `start`.
         """

@@ -62,8 +62,8 @@ def refuse_changes(
     """
     if unknown := [key for key in state["config"] if key not in CHANGEABLE]:
         raise ConfigError(
-            f"-resume: {path} has settings that this version of halfstep does not know: {first_of(unknown)}; continue with the "
-            "version that started the run, or start a new run from its weights with -pretrained"
+            f"-resume: {path} has settings that this version of halfstep does not know: {first_of(unknown)}; continue "
+            "with the version that started the run, or start a new run from its weights with -pretrained"
         )
     saved = state["config"] | {"SPLIT": state["split"]["rule"]}
     different = changes(saved, comparable(config, order) | {"SPLIT": split["rule"]}) | images

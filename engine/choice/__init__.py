@@ -1,1 +1,1 @@
-"""Chooses pretrained weights by the photos: a linear model of the features of each candidate is scored on all of them."""
+"""Chooses pretrained weights by the photos: each candidate is scored by a linear model of its features."""

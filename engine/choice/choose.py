@@ -51,8 +51,8 @@ def choose(
     """Return the record of a choice: plain values, as in a JSON file, the best candidate first.
 
     `arguments`: the command line of the fine-tuning; `words`: the candidates; `folder`: where results are kept;
-    `left`: returns the longest time of a fine-tuning in seconds, if there is a limit; it is asked at the end. Raise ConfigError if
-    no candidate can be used.
+    `left`: returns the longest time of a fine-tuning in seconds, if there is a limit; it is asked at the end. Raise
+    ConfigError if no candidate can be used.
     """
     notes: list[str] = []
     candidates, startup = candidates_of(words, notes), time.monotonic() - when_started()
@@ -152,7 +152,10 @@ def interval_of(metric: str, scored: Scored, draws: np.ndarray) -> list[float]:
     # If all images are right, so are those of each draw.
     if counts_images or (is_percent and draws.min() == draws.max()):
         return [*wilson_interval(value, scored.num_groups)]
-    low, high = (0.0, 100.0) if is_percent else (0.0, math.inf) if row.smaller_is_better else (-math.inf, 1.0)
+    if is_percent:
+        low, high = 0.0, 100.0
+    else:
+        low, high = (0.0, math.inf) if row.smaller_is_better else (-math.inf, 1.0)
     return [max(value - half, low), min(value + half, high)]
 
 
@@ -165,7 +168,10 @@ def keep(path: Path, result: dict[str, Any], say: Callable[[str], None]) -> None
 
 
 def compare(rows: list[dict[str, Any]], results: dict[str, dict[str, Any]], metric: str, budget: float | None) -> None:
-    """Sort the rows, the best first. Mark those that are worse than the first beyond the noise of the images, or too slow."""
+    """Sort the rows, the best first.
+
+    Mark those that are worse than the first beyond the noise of the images, or too slow.
+    """
     if budget is not None and budget <= 0:
         raise ConfigError("TRAIN.BUDGET: the choice has taken all of it; allow more, or name the weights")
     rows.sort(key=lambda row: rank_of(metric, row["score"], row["seconds"]), reverse=True)

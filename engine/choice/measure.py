@@ -1,4 +1,4 @@
-"""Measures a candidate: the score of its features of a bounded number of images, and the speed of a run that fine-tunes it."""
+"""Measures a candidate: the score of its features, and the speed of a run that fine-tunes it."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import timm  # noqa: F401 (every run imports it; otherwise only the first candidate would need the seconds that this takes)
+import timm  # noqa: F401 (each run imports it; else only the first candidate would need the seconds for it)
 
 from configs.schema import RECORD
 from configs.values import flatten, of_role, plain

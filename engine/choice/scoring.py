@@ -25,7 +25,7 @@ NORMAL_DRAWS = 10_000  # for the largest of several differences
 
 
 def images_of(plan: TrainPlan) -> list[ImageSet]:
-    """Return the training images to look at, and the validation images unless these were drawn from the training images."""
+    """Return the training images to look at, and the validation images unless they were drawn from these."""
     sets = [plan.train_set] if plan.eval_set.split.get("rule") in (*DRAWN, ALL) else [plan.train_set, plan.eval_set]
     # The first images of an epoch, because they are in few shards.
     return [each.take(np.sort(each.epoch_order(plan.config.SEED, 0)[:MOST])) for each in sets]
@@ -35,7 +35,10 @@ class Scored:
     """The outputs of linear models for images that these were not fitted to, and the right answers."""
 
     def __init__(self, plan: TrainPlan, features: list[ImageFeatures]):
-        """Fit linear models to the features of images_of(plan). Without validation images, each scores one part of all."""
+        """Fit linear models to the features of images_of(plan).
+
+        Without validation images, each scores one part of all.
+        """
         self._plan, self._task, self._process = plan, find_task(plan.config), Process(torch.device("cpu"))
         sets, train = images_of(plan), features[0]
         parts = [(train, features[1])] if features[1:] else []
@@ -76,7 +79,10 @@ class Scored:
         return self._value_of(np.arange(len(self.targets)))
 
     def draws(self) -> np.ndarray:
-        """Return float64 [DRAWS]: the score of as many images, drawn with replacement. All candidates have equal draws."""
+        """Return float64 [DRAWS]: the score of as many images, drawn with replacement.
+
+        All candidates have equal draws.
+        """
         rng, count = np.random.default_rng(0), self.num_groups
         scores = []
         for _ in range(DRAWS):
@@ -115,8 +121,8 @@ def half_width(draws: np.ndarray) -> float:
 def noise_of(draws: np.ndarray) -> np.ndarray:
     """Return float64 [candidates]: differences from the first that are noise, by the scores [candidates, DRAWS].
 
-    The best and the worst of several equal candidates differ more than two equal ones. So a difference counts only if it
-    is larger than the largest one between any two of as many equal candidates, in 95% of cases.
+    The best and the worst of several equal candidates differ more than two equal ones. So a difference counts only if
+    it is larger than the largest one between any two of as many equal candidates, in 95% of cases.
     """
     draws = draws[:, np.isfinite(draws).all(0)]
     if draws.shape[1] < 2:

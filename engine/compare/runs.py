@@ -62,13 +62,15 @@ def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], 
 def _folders(source: str) -> Iterator[tuple[Path, bool]]:
     """Yield the folder of each run up to two levels below `source`, and whether it is `source` itself."""
     path = folder_of(source)
-    found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
-    if not found:
+    folders_named = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
+    if not folders_named:
         raise ConfigError(f"{source}: no such folder; give folders of runs, or a folder that contains them")
-    for each in found:
+    for folder_named in folders_named:
         patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
-        inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
-        folders = [file.parent for file in inside] or [each] * (each == path)  # open() reports the missing file
+        inside = next((files for pattern in patterns if (files := sorted(folder_named.glob(pattern)))), [])
+        folders = [file.parent for file in inside]
+        if not folders and folder_named == path:
+            folders = [path]  # open() reports the missing file
         yield from ((folder, folder == path) for folder in sorted(folders, key=_start_of))
 
 
@@ -83,8 +85,8 @@ def _start_of(folder: Path) -> tuple[str, str]:
 
 def data_of(run: SavedRun) -> dict[str, str]:
     """Return the facts that identify the data of a run. Only those of the settings are known without status.json."""
-    found = {"DATA.DATASET": str(run.settings["DATA.DATASET"]), "classes": str(run.about.get("classes"))}
-    return found | images_of(run)
+    facts = {"DATA.DATASET": str(run.settings["DATA.DATASET"]), "classes": str(run.about.get("classes"))}
+    return facts | images_of(run)
 
 
 def images_of(run: SavedRun) -> dict[str, str]:
@@ -95,7 +97,7 @@ def images_of(run: SavedRun) -> dict[str, str]:
 
 def other_data(runs: Sequence[SavedRun]) -> list[str]:
     """Return how the data of each run differ from the data of an earlier run."""
-    found = [f"{run.folder} has no record of its data" for run in runs if not images_of(run)]
+    differences = [f"{run.folder} has no record of its data" for run in runs if not images_of(run)]
     for run in runs:
         facts = data_of(run)
         first = next(other for other in runs if _fold_of(other) == _fold_of(run))
@@ -105,8 +107,8 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
                 facts = {fact: value for fact, value in facts.items() if fact not in images_of(run)}
         if changed := changed_facts(data_of(first), facts):
             words = [f"{fact} ({values})" for fact, values in changed.items()]
-            found.append(f"{first_of(words, limit=4)} of {first.folder} and {run.folder}")
-    return found
+            differences.append(f"{first_of(words, limit=4)} of {first.folder} and {run.folder}")
+    return differences
 
 
 def _fold_of(run: SavedRun) -> str | None:
@@ -188,26 +190,33 @@ def image_test(run: SavedRun, other: SavedRun) -> ImageTest | ErrorTest | GroupT
     if one and task_of(run).errors:
         return ErrorTest(np.array([two[each] - one[each] for each in one]))
     only_first, only_second = (
-        sum(mine[each] > theirs[each] for each in one) for mine, theirs in ((one, two), (two, one))
+        sum(first[each] > second[each] for each in one) for first, second in ((one, two), (two, one))
     )
     return ImageTest(len(one), only_first, only_second) if one else None
 
 
 def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, Common | None]:
     """Return a warning about different data, and the images to compare the runs on (None: all images of each run)."""
-    found = first_of(other_data(runs), "; ", limit=4)
-    if not found or is_allowed:
-        return found and f"the runs have different data, so their figures are not directly comparable: {found}", None
+    differences = first_of(other_data(runs), "; ", limit=4)
+    if not differences or is_allowed:
+        return (
+            differences
+            and f"the runs have different data, so their figures are not directly comparable: {differences}",
+            None,
+        )
     kinds = {run.settings["DATA.DATASET"] for run in runs}
     common = common_images(runs) if len(kinds) == 1 or kinds <= NAMED_BY_PATH else None
     if not (common and common[runs[0].folder]):
         raise ConfigError(
             f"these runs have different data and no validation images in common, so their figures are not comparable; "
-            f"they differ in {found}. Give runs on the same data, or compare them anyway with -any_data"
+            f"they differ in {differences}. Give runs on the same data, or compare them anyway with -any_data"
         )
     most = max(len(scored(run.folder, task_of(run).errors)) for run in runs)
     share = f"{len(common[runs[0].folder]):,} of {most:,} images"
-    return f"the runs have different data, so they are compared on the {share} that all have scored: {found}", common
+    return (
+        f"the runs have different data, so they are compared on the {share} that all have scored: {differences}",
+        common,
+    )
 
 
 class DataSet(NamedTuple):
@@ -239,7 +248,10 @@ def by_data(runs: Sequence[SavedRun], is_allowed: bool) -> list[DataSet]:
         if max(map(len, members)) < 2:
             raise
     return [
-        DataSet(each, *check_data(each, is_allowed)) if len(each) > 1 else DataSet(each, "", None) for each in members
+        DataSet(members_of_one, *check_data(members_of_one, is_allowed))
+        if len(members_of_one) > 1
+        else DataSet(members_of_one, "", None)
+        for members_of_one in members
     ]
 
 
@@ -274,13 +286,13 @@ def identity_of(run: SavedRun) -> dict[str, str]:
     """
     values = {key: plain(SETTINGS[key].default) if is_idle(key, run) else each for key, each in run.settings.items()}
     left_out = without_effect(run)
-    found = {key: written(value) for key, value in values.items() if key not in left_out}
-    found["DATA.DATA_PATH"] = written(run.about.get("data_path", run.settings["DATA.DATA_PATH"]))
+    identity = {key: written(value) for key, value in values.items() if key not in left_out}
+    identity["DATA.DATA_PATH"] = written(run.about.get("data_path", run.settings["DATA.DATA_PATH"]))
     if fold := _fold_of(run):
-        found["DATA.FOLD"] = folds_of(run)
+        identity["DATA.FOLD"] = folds_of(run)
     if "images_per_update" in run.about:
-        found["images_per_update"] = str(run.about["images_per_update"])
-    return found | ({} if fold else images_of(run))
+        identity["images_per_update"] = str(run.about["images_per_update"])
+    return identity | ({} if fold else images_of(run))
 
 
 def without_effect(run: SavedRun) -> set[str]:
@@ -297,15 +309,15 @@ def differing(runs: Sequence[SavedRun]) -> dict[str, list[str]]:
     """Return {setting or fact that differs between the runs: its value in each run, MISSING if it has no effect}."""
     identities = [identity_of(run) for run in runs]
     settings = dict.fromkeys((key for run in runs for key in run.settings if key not in without_effect(run)), MISSING)
-    known, found = {}, {}
-    for each in identities:
-        values = settings | each
-        found |= changed_facts(known, values)
+    known, changes = {}, {}
+    for identity in identities:
+        values = settings | identity
+        changes |= changed_facts(known, values)
         known = values | known
     return {
-        key: [_shown(run, key, each.get(key, MISSING)) for run, each in zip(runs, identities, strict=True)]
+        key: [_shown(run, key, identity.get(key, MISSING)) for run, identity in zip(runs, identities, strict=True)]
         for key in known
-        if key in found
+        if key in changes
     }
 
 
@@ -329,19 +341,19 @@ class Group:
     @cached_property
     def name(self) -> str:
         """Return the group's number, with its settings if they are short, or else with the folder of its first run."""
-        found = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items() if value != MISSING]
-        words = one_line(", ".join(found))
+        parts = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items() if value != MISSING]
+        words = one_line(", ".join(parts))
         name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 
     @cached_property
     def repetitions(self) -> list[Any]:
         """Return a key for each run: seed and fold, plus the folder if an earlier run has the same seed and fold."""
-        found: list[Any] = []
+        keys: list[Any] = []
         for run in self.runs:
             key = tuple(str(run.settings[name]) for name in REPETITION)
-            found.append(key if key not in found else (*key, str(run.folder)))
-        return found
+            keys.append(key if key not in keys else (*key, str(run.folder)))
+        return keys
 
     @cached_property
     def best(self) -> dict[Any, float]:
@@ -379,13 +391,19 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Common | No
     if without and metric:
         name = f"{without[0].folder} has no {METRICS[metric].title}"
         raise ConfigError(f"-metric {metric}: {name}; choose another metric, or leave the run out")
-    found = differing(runs)
+    settings = differing(runs)
     members: dict[tuple[str, ...], list[SavedRun]] = {}
-    for run, *values in zip(runs, *found.values(), strict=True):
+    for run, *values in zip(runs, *settings.values(), strict=True):
         members.setdefault(tuple(values), []).append(run)
     return [
-        Group(number, _settings_of(each, dict(zip(found, values, strict=True))), each, compared, common)
-        for number, (values, each) in enumerate(members.items(), start=1)
+        Group(
+            number,
+            _settings_of(members_of_group, dict(zip(settings, values, strict=True))),
+            members_of_group,
+            compared,
+            common,
+        )
+        for number, (values, members_of_group) in enumerate(members.items(), start=1)
     ]
 
 

@@ -54,8 +54,8 @@ def difference(values: Mapping, others: Mapping) -> Difference:
 
 # The limit of a comparison if one side has a single run.
 ONE_RUN = (
-    "A single run says nothing about its settings, only about its weights; repeat each run with -seed 1, -seed 2 ... to "
-    "compare settings"
+    "A single run says nothing about its settings, only about its weights; repeat each run with -seed 1, -seed 2 ... "
+    "to compare settings"
 )
 EQUAL, BETTER, WORSE = "inconclusive", "better", "worse"
 
@@ -65,4 +65,6 @@ def verdict(value: float, is_noise: bool | None, smaller_is_better: bool) -> str
 
     `is_noise`: None if unknown.
     """
-    return EQUAL if is_noise in (True, None) else BETTER if (value < 0) == smaller_is_better else WORSE
+    if is_noise in (True, None):
+        return EQUAL
+    return BETTER if (value < 0) == smaller_is_better else WORSE

@@ -21,13 +21,13 @@ HOW_TO_READ = {
     "images": "x : y images, p: of the images that both scored, only the first run of the group is right about x, "
     "and only the first run of group 1 about y; p is from McNemar's exact test. A small p says that the "
     "weights of these two runs differ on images like these; it says nothing about the settings",
-    "errors": "on images, p: the mean absolute error of the first run of the group minus that of the first run of group 1, "
-    "on the images that both scored, with its 95% interval; p is from a paired test with random signs. A small p says "
-    "that the weights of these two runs differ on images like these; it says nothing about the settings",
+    "errors": "on images, p: the mean absolute error of the first run of the group minus that of the first run of "
+    "group 1, on the images that both scored, with its 95% interval; p is from a paired test with random signs. A "
+    "small p says that the weights of these two runs differ on images like these; it says nothing about the settings",
     "groups": "on images in groups: the difference of the first run of the group from the first run of group 1, on the "
-    "images that both scored, with its 95% interval (none below 5 groups) and p of random signs. Both count groups: the "
-    "values of DATA.GROUP_BY, and copies. A small p says that the weights of these two runs differ on images of groups "
-    "like these; it says nothing about the settings",
+    "images that both scored, with its 95% interval (none below 5 groups) and p of random signs. Both count groups: "
+    "the values of DATA.GROUP_BY, and copies. A small p says that the weights of these two runs differ on images of "
+    "groups like these; it says nothing about the settings",
 }
 
 
@@ -53,7 +53,8 @@ def compare(sources: Sequence[str], metric: str | None, any_data: bool) -> str:
 def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], data: str = "") -> str:
     """Return the comparison as a Markdown page.
 
-    `warning`: about different data. `left_out`: why runs are left out. `data`: the data set, if there are several pages.
+    `warning`: about different data. `left_out`: why runs are left out. `data`: the data set, if there are several
+    pages.
     """
     first, others = groups[0], groups[1:]
     differences = {each.number: difference(each.best, first.best) for each in others if first.best and each.best}
@@ -105,9 +106,12 @@ def _answer(groups: Sequence[Group], differences: Mapping[int, Difference]) -> s
         return f"All groups have the same {METRICS[metric].title}." if is_measured else "Nothing was evaluated yet."
     if len(groups) == 1:
         return "All runs have the same settings except for seed and fold."
-    start = f"Group {best.name} has the {'lowest' if METRICS[metric].smaller_is_better else 'highest'} {METRICS[metric].title}"
+    extreme = "lowest" if METRICS[metric].smaller_is_better else "highest"
+    start = f"Group {best.name} has the {extreme} {METRICS[metric].title}"
     is_first = best is groups[0]
-    rivals = differences if is_first else {best.number: differences[best.number]} if differences else {}
+    rivals = differences
+    if differences and not is_first:
+        rivals = {best.number: differences[best.number]}
     if near := [number for number, each in rivals.items() if each.is_noise]:
         names = [f"group {number}" for number in near] if is_first else ["group 1"]
         return f"{start}; its lead over {first_of(names, limit=6)} may be noise between repetitions."
@@ -155,14 +159,14 @@ def _mean(group: Group, name: str, to_text: Callable[[float], str]) -> str:
     return to_text(float(np.mean(values))) if values else "-"
 
 
-def _describe(found: Difference | None, metric: str) -> str:
-    if found is None:
+def _describe(gap: Difference | None, metric: str) -> str:
+    if gap is None:
         return "-"
-    value = f"{found.value:+.{METRICS[metric].digits}f}"
-    if found.error is None:
+    value = f"{gap.value:+.{METRICS[metric].digits}f}"
+    if gap.error is None:
         return f"{value} (noise unknown)"
-    word = "within noise" if found.is_noise else verdict(found.value, False, METRICS[metric].smaller_is_better)
-    return f"{value} ± {found.error:.{METRICS[metric].digits}f} ({word}{', paired' if found.is_paired else ''})"
+    word = "within noise" if gap.is_noise else verdict(gap.value, False, METRICS[metric].smaller_is_better)
+    return f"{value} ± {gap.error:.{METRICS[metric].digits}f} ({word}{', paired' if gap.is_paired else ''})"
 
 
 def _runs(groups: Sequence[Group]) -> str:

@@ -50,7 +50,10 @@ def verdict_of(sources: Sequence[str], metric: str | None, any_data: bool) -> di
 def _on_data_set(
     data_set: DataSet, sides: Sequence[list[SavedRun]], sources: Sequence[str], metric: str | None
 ) -> dict[str, Any]:
-    """Return whether the runs of the second side are better, and how this was measured. `sides`: runs on one data set."""
+    """Return whether the runs of the second side are better, and how this was measured.
+
+    `sides`: runs on one data set.
+    """
     warning, common = data_set.warning, data_set.common
     for runs, source in zip(sides, sources, strict=True):
         if len(group_runs(runs, metric, common)) > 1:
@@ -78,11 +81,11 @@ def _on_data_set(
             facts["groups"] = test.num_groups
         if metric == "top1":
             facts |= {"first_alone": test.only_first, "second_alone": test.only_second}
-    deviations = [statistics.stdev(each.best.values()) if len(each.best) > 1 else None for each in (one, two)]
+    deviations = [statistics.stdev(side.best.values()) if len(side.best) > 1 else None for side in (one, two)]
     facts |= {"seeds": [len(one.best), len(two.best)], "deviation_of_seeds": deviations}
     limit = ONE_RUN if gap.half_width is None else ""
     if not differing([*sides[0], *sides[1]]):
         limit = SAME_SETTINGS
-    facts["note"] = "; ".join(each for each in (warning, limit) if each) or None
-    about = "weights" if limit else "settings"
-    return {"verdict": word, "about": about, "metric": metric} | facts
+    facts["note"] = "; ".join(reason for reason in (warning, limit) if reason) or None
+    what_differs = "weights" if limit else "settings"
+    return {"verdict": word, "about": what_differs, "metric": metric} | facts

@@ -1,1 +1,1 @@
-"""Calibrates probabilities, and decides which answers are sure enough: it recognizes photos of things without a class."""
+"""Calibrates probabilities, and decides which answers are sure enough; recognizes photos of other things."""

@@ -154,7 +154,8 @@ def fit_neighbours(features: Tensor) -> tuple[Neighbours, Tensor]:
 def fit_spread(features: Tensor) -> tuple[Spread, Tensor]:
     """Return the mean and the covariance of the images, and the distance of each image to the others.
 
-    The covariance is that of Ledoit and Wolf (doi:10.1016/S0047-259X(03)00096-4), which needs fewer images than features.
+    The covariance is that of Ledoit and Wolf (doi:10.1016/S0047-259X(03)00096-4), which needs fewer images than
+    features.
     """
     (num_images, width), mean = features.shape, features.mean(0)
     rest = features - mean
@@ -179,5 +180,5 @@ LEAST = 1e-3  # the smallest variance, as a share of the mean variance, so that 
 
 
 def scale_of(values: Tensor) -> Tensor:
-    """Return the limit below which a new image of the same kind lies with a probability of at most 5%, and the median."""
+    """Return the limit below which a new image of the kind lies with a probability of at most 5%, and the median."""
     return torch.stack([values.sort().values[int(QUANTILE * (len(values) + 1)) - 1], values.median()])

@@ -1,8 +1,8 @@
 """Tells photos of a model's classes from photos of something else, by statistics that are stored with its weights.
 
-The score adds up the confidence and two distances to validation images. What the classifier reads shows unknown classes,
-by the distance to the nearest image. The mean output of a layer in the middle shows other kinds of pictures, by the
-Mahalanobis distance to all images. BENCHMARKS.md, "Strangers", compares the score with six other methods.
+The score adds up the confidence and two distances to validation images. What the classifier reads shows unknown
+classes, by the distance to the nearest image. The mean output of a layer in the middle shows other kinds of pictures,
+by the Mahalanobis distance to all images. BENCHMARKS.md, "Strangers", compares the score with six other methods.
 """
 
 import base64
@@ -99,7 +99,10 @@ class Spread(nn.Module):
     """The Mahalanobis distance to some images."""
 
     def __init__(self, mean: Tensor, directions: Tensor, weights: Tensor, rest: Tensor):
-        """`weights` [k] are the inverse variances along the columns of `directions` [E, k]. `rest`: along all others."""
+        """`weights` [k] are the inverse variances along the columns of `directions` [E, k].
+
+        `rest`: along all others.
+        """
         super().__init__()
         for name, value in (("mean", mean), ("directions", directions), ("weights", weights), ("rest", rest)):
             self.register_buffer(name, value.float())
@@ -130,7 +133,7 @@ class KnownScore(nn.Module):
 
 
 def parts_of(logits: Tensor, temperature: float, read: Tensor, middle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the parts of a score, larger if an image fits better: the logarithm of the confidence, and two distances."""
+    """Return the parts of a score, larger if an image fits better: the log of the confidence, and two distances."""
     return (logits / temperature).log_softmax(1).amax(1), -read, -middle
 
 

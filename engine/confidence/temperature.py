@@ -27,7 +27,10 @@ class Measured(NamedTuple):
 
 
 class Likelihood:
-    """How well probabilities fit the labels of images with one class (softmax). engine/tasks/labels.py is for several."""
+    """How well probabilities fit the labels of images with one class (softmax).
+
+    engine/tasks/labels.py is for several.
+    """
 
     has_curve = True  # whether an image has one answer, whose confidence can be compared with a threshold
 

@@ -68,7 +68,8 @@ def save_overflow(folder: Path, update: Batches) -> str:
         "images": torch.cat([batch.images.cpu() for batch in batches]),
         "targets": torch.cat([batch.targets.cpu() for batch in batches]),
         "sizes": [len(batch.targets) for batch in batches],
-        # The pieces determine mixing and erasing. They are saved as plain values, because torch reads with weights_only.
+        # The pieces determine mixing and erasing. They are saved as plain values, because torch reads with
+        # weights_only.
         "pieces": [
             {**batch.piece._asdict(), "indices": batch.piece.indices.tolist(), "repeats": batch.piece.repeats.tolist()}
             for batch in batches
@@ -168,7 +169,8 @@ def examine(config: Config, folder: Path, log: Log, update: Batches, trainer: Tr
         is_written = bool(prescribe(diagnosis, config, folder))
     except Exception as error:  # for example, out of memory or a full disk; no error here ends the run
         log.warn(
-            f"the doctor cannot examine step {update.step} ({type(error).__name__}: {error}); training continues without it"
+            f"the doctor cannot examine step {update.step} ({type(error).__name__}: {error}); training continues "
+            "without it"
         )
         return ""
     log.say(

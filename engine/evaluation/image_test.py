@@ -27,7 +27,7 @@ class ImageTest:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95% interval of `value`: Wald's, with half an image added to each of four counts (Agresti and Min)."""
+        """Return the 95% interval of `value`: Wald's, with half an image added to four counts (Agresti and Min)."""
         gap, total = self.only_second - self.only_first, self.num_images + 2
         half = 1.96 * math.sqrt(self.only_first + self.only_second + 1 - gap**2 / total)
         return 100 * (gap - half) / total, 100 * (gap + half) / total

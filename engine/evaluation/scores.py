@@ -45,7 +45,8 @@ class Scores:
     def describe_all(self, name: str, classes: str) -> str:
         """Return the line that -eval prints about one evaluation.
 
-        `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as text.
+        `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as
+        text.
         """
         interval = confidence(self.top1, self.num_images, self.by_groups)
         more = ", ".join(f"{METRICS[name].title} {format_value(name, value, 3)}" for name, value in self.more().items())
@@ -96,7 +97,8 @@ def describe_score(metric: str, value: float, loss: float) -> str:
 
 def format_value(metric: str, value: float, digits: int | None = None) -> str:
     row = METRICS[metric]
-    form = ".4g" if row.in_units else f".{row.digits if digits is None else digits}f"
+    digits = row.digits if digits is None else digits
+    form = ".4g" if row.in_units else f".{digits}f"
     return f"{value:{form}}{row.unit}"
 
 
@@ -196,8 +198,10 @@ class Best:
 
 def name_weights(epoch: int, suffix: str, has_ema: bool) -> str:
     """Return the name of the weights after an epoch. `has_ema`: whether the run has two kinds of weights."""
-    weights = f", {'EMA' if suffix else 'raw weights'}" if has_ema else ""
-    return f"epoch {epoch}{weights}" if epoch else "before training"
+    if not epoch:
+        return "before training"
+    kind = "EMA" if suffix else "raw weights"
+    return f"epoch {epoch}, {kind}" if has_ema else f"epoch {epoch}"
 
 
 def confidence(top1: float, num_images: int, by_groups: ByGroups | None = None) -> str:

@@ -13,7 +13,8 @@ from utils.distributed import Process
 class Tally(Protocol):
     """Adds up the results of an evaluation. It is exact for any number of processes."""
 
-    # The results of this process's images; `gather` returns them all or None; `indices` and `groups` are set at the end.
+    # The results of this process's images; `gather` returns them all or None; `indices` and `groups` are set at the
+    # end.
     per_image: Any
 
     def add(self, outputs: Any, targets: Any, num_excluded: int) -> None:

@@ -59,7 +59,7 @@ def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Any]:
 
     def run(images: Tensor) -> Any:
         first, *others = [
-            torch.from_numpy(np.asarray(each)) for each in session.run(None, {subject.names[0]: images.numpy()})
+            torch.from_numpy(np.asarray(output)) for output in session.run(None, {subject.names[0]: images.numpy()})
         ]
         return (first, *others) if others else first
 

@@ -70,8 +70,8 @@ class Agreement(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"other answers: {self.num_other:,} of {self.num_answers:,}, which lose at most {self.most_lost:.2f} points "
-            "(95% interval)"
+            f"other answers: {self.num_other:,} of {self.num_answers:,}, which lose at most {self.most_lost:.2f} "
+            "points (95% interval)"
         )
 
 
@@ -164,7 +164,8 @@ class Quantizer:
             worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
             raise WrongExport(
                 f"-int8: {judgement.problem}, so no file was written; these layers "
-                f"change the answers most: {', '.join(worst)}; name them with -keep_float{judgement.more}, or add -accept\n{text}"
+                f"change the answers most: {', '.join(worst)}; name them with -keep_float{judgement.more}, or add "
+                f"-accept\n{text}"
             )
         result = onnx.load(changed)
         for node in result.graph.node:

@@ -17,7 +17,7 @@ SHAPES = ((31, 47), (310, 420), (64, 500))  # height and width of drawn images
 
 
 class NativePhoto(Photo):
-    """Images [H, W, C] of uint8, uint16 or float32 to model inputs, float32 [C, side, side], from 0 to 1 between DATA.RANGE."""
+    """Images [H, W, C] of uint8, uint16 or float32 to inputs, float32 [C, side, side]: DATA.RANGE becomes 0 to 1."""
 
     dimensions: ClassVar[dict[int, Dim]] = {0: Dim("height", min=1), 1: Dim("width", min=1)}
 
@@ -35,7 +35,8 @@ class NativePhoto(Photo):
     @staticmethod
     def refuse_page(config: Config) -> None:
         raise ConfigError(
-            f"-to web: the page reads photos of 8 bits, not DATA.PIXELS {config.DATA.PIXELS}; write an .onnx file with -photo"
+            f"-to web: the page reads photos of 8 bits, not DATA.PIXELS {config.DATA.PIXELS}; write an .onnx file with "
+            "-photo"
         )
 
     def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:

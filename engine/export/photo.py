@@ -96,7 +96,7 @@ class Photo(nn.Module):
         return pixels
 
     def _sides(self, photo: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """Return the length of a photo as a number, as a tensor and in the resized photo: for its height, and its width."""
+        """Return the length of a photo as a number, as a tensor and in the resized photo: for height and width."""
         sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
         side = self.transform.resized_side
         if self.transform.mode == "squash":
@@ -117,12 +117,13 @@ class Photo(nn.Module):
     def _exact_weights(self, length: int, size: Tensor, new: Tensor) -> Tensor:
         """Return the weights [side + 1, length] of the pixels along one side.
 
-        The last row is the first pixel of the resized photo, which the crop leaves out: it may have the largest weight. Every
-        integer here fits into 32 bits, because some programs have no longer ones.
+        The last row is the first pixel of the resized photo, which the crop leaves out: it may have the largest weight.
+        Every integer here fits into 32 bits, because some programs have no longer ones.
         """
         scale = (size / new).clamp(min=1)
         taps = 2 * torch.arange(length) + 1
-        # Twice the places of the new pixels in the photo, from its middle: whole numbers and a rest, which float32 keeps.
+        # Twice the places of the new pixels in the photo, from its middle: whole numbers and a rest, which float32
+        # keeps.
         moved = (2 * (torch.arange(self.transform.side) + self._start(new)) + 1 - new) * size
         whole = torch.div(moved, new, rounding_mode="floor")
         rest = (moved - whole * new) / new
@@ -270,7 +271,7 @@ class PhotoSubject(Subject):
 
     @property
     def threshold(self) -> float:
-        """Return the probability below which a photo is unknown: SHARE of the answers above it are right. 0: unknown."""
+        """Return the probability below which a photo is unknown: SHARE of the answers above are right. 0: not known."""
         curve = self.calibration.get("curve")
         if not curve:
             return 0.0
@@ -293,7 +294,10 @@ class PhotoSubject(Subject):
         return self.graph.normalize(image[None])
 
     def check(self, run: Callable[[Tensor], Tensor]) -> str:
-        """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
+        """Compare the graph with the original on drawn photos and on validation images.
+
+        Raise WrongExport if they differ.
+        """
         largest = max(self._compare(run, *each).probability for each in self.preparation.drawn())
         if not largest <= self.task.most_difference:
             raise WrongExport(f"its {self.names[1]} of drawn photos differ by up to {largest:.1e}")
@@ -303,8 +307,8 @@ class PhotoSubject(Subject):
         }
         if not differences:
             raise ConfigError(
-                f"-photo: none of {counted(min(len(self.photos), MOST_PHOTOS), 'validation image')} can be read, so the graph "
-                "cannot be compared with the model; repair them, or name the images with -data_path"
+                f"-photo: none of {counted(min(len(self.photos), MOST_PHOTOS), 'validation image')} can be read, so "
+                "the graph cannot be compared with the model; repair them, or name the images with -data_path"
             )
         changed = {"another answer": [index for index, each in differences.items() if each.is_other_answer]}
         if self.known:
@@ -333,7 +337,7 @@ class PhotoSubject(Subject):
         return Difference(difference, bool(lost > self.task.most_difference), is_other_sign)
 
     def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:
-        """Return whether the score of an image depends on its rounding, as with few validation images that are all alike."""
+        """Return whether the score of an image depends on its rounding, as with few validation images, all alike."""
         image = self._prepared(pixels)
         noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
         _, again = self.graph.answer(image * (1 + LIKE_ROUNDING * noise))

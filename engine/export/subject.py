@@ -36,8 +36,8 @@ class Subject:
     def __post_init__(self):
         if self.is_calibrated and not self.temperature:
             raise ConfigError(
-                f"-calibrated: {self.saved.path} has no calibration for {self.saved.key}; leave -calibrated out, or use "
-                "the best.pth of a run with CALIBRATE: true"
+                f"-calibrated: {self.saved.path} has no calibration for {self.saved.key}; leave -calibrated out, or "
+                "use the best.pth of a run with CALIBRATE: true"
             )
 
     @property
@@ -96,7 +96,8 @@ class Subject:
             bound = max(bound, BOUND * expected.abs().max().item())
             if not difference <= bound:  # true for NaN too
                 raise WrongExport(
-                    f"its logits for {len(images)} images differ by up to {difference:.1e} (at most {bound:.1e} is allowed)"
+                    f"its logits for {len(images)} images differ by up to {difference:.1e} (at most {bound:.1e} is "
+                    "allowed)"
                 )
             largest = max(largest, difference)
         return f"largest difference of logits {largest:.1e} (at most {bound:.1e})"

@@ -2,12 +2,12 @@
 
 A ridge regression of the features predicts the label of each image from all other images. Its leave-one-out predictions
 have a closed form. A model of two causes then explains the labels: a label is drawn from the probabilities of the
-prediction, or, with a small probability, it was mistaken for another class. Maximum likelihood gives the number of wrong
-labels, with an interval, and the probability that each label is wrong. Nothing is drawn at random.
+prediction, or, with a small probability, it was mistaken for another class. Maximum likelihood gives the number of
+wrong labels, with an interval, and the probability that each label is wrong. Nothing is drawn at random.
 
-Copies, images with equal features, count as one image with several labels, so no label is predicted from a copy. Near copies
-(saved again, resized, cropped) count as different images: on 100 photos, their features differ by 0.2 to 1.3 of their length,
-and so do those of different stamps.
+Copies, images with equal features, count as one image with several labels, so no label is predicted from a copy. Near
+copies (saved again, resized, cropped) count as different images: on 100 photos, their features differ by 0.2 to 1.3 of
+their length, and so do those of different stamps.
 """
 
 import math
@@ -37,8 +37,8 @@ MOST_JUDGED = 50_000  # images x classes; above it, judging labels takes more th
 # Features that differ by less of their length are those of copies; equal pixels in two batches differ by 1e-6.
 EQUAL = 0.01
 NUM_NEIGHBOURS = 32  # with which the features of an image are compared, in the order of the sums of their features
-# Different images without which no number is named. With 10 to 30 images, the estimate was up to five times too large, and
-# warnings came for right labels; with 40 and more, no longer.
+# Different images without which no number is named. With 10 to 30 images, the estimate was up to five times too large,
+# and warnings came for right labels; with 40 and more, no longer.
 FEWEST_JUDGED = 50
 WIDE = 5.0  # deviation of the prior of the log-odds that labels were copied
 START = -3.0  # log-odds of a wrong label at the start of a fit; at much lower values the likelihood is flat
@@ -65,7 +65,7 @@ class Doubts(NamedTuple):
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether the number of wrong labels may be anything, as if the features say nothing about the labels."""
+        """Return whether the number of wrong labels may be anything, because features say nothing about labels."""
         limit = 0.99 * MOST_WRONG * int(self.is_judged.sum())
         low, _, high = self.expected
         return high >= limit and (low == 0 or low >= limit)
@@ -90,8 +90,9 @@ def judge_labels(
     """Judge labels [N] by features [N, D], by probabilities [N, C] from models not trained on the image, or by both.
 
     A row of NaN means that an image has none. Either the images with features or those with probabilities are judged,
-    whichever are more; both count if all these images have both. On 469 photos of which a run had judged a fifth, adding
-    its predictions to this fifth lowered the average precision from 0.85 to 0.78, because few images set their weight.
+    whichever are more; both count if all these images have both. On 469 photos of which a run had judged a fifth,
+    adding its predictions to this fifth lowered the average precision from 0.85 to 0.78, because few images set their
+    weight.
     """
     has_features, has_probabilities = (
         np.zeros(len(labels), bool) if values is None else np.isfinite(values).all(1)
@@ -230,8 +231,8 @@ class LabelModel:
         self.label = chosen.argmax(1)  # of a group, if it is agreed
         self.num_scales = len(evidence)
         scales = [-math.log(float(each.std(correction=0)) + 1e-6) for each in evidence]
-        # The logarithm of each scale, the log-odds of a wrong label, those that the label of a picture was copied together
-        # with it (if not, each copy was labelled by itself), the bias of each class.
+        # The logarithm of each scale, the log-odds of a wrong label, those that the label of a picture was copied
+        # together with it (if not, each copy was labelled by itself), the bias of each class.
         self.values = torch.tensor([*scales, START, 0.0, *[0.0] * num_classes], dtype=torch.float64)
         self.fewest = log_odds(FEWEST / len(labels))
         self.loss = math.inf
@@ -257,7 +258,10 @@ class LabelModel:
         return self.terms(self.values)[0].exp()[self.copies]
 
     def fit(self, odds: float | None = None) -> tuple[float, Tensor]:
-        """Return the smallest loss, minus the log-likelihood, and its values. `odds` fixes the log-odds of a wrong label."""
+        """Return the smallest loss, minus the log-likelihood, and its values.
+
+        `odds` fixes the log-odds of a wrong label.
+        """
         start = self.values.clone()
         start[self.num_scales] = START if odds is None else odds
         values = start.requires_grad_()

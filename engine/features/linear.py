@@ -78,7 +78,7 @@ def _fit_columns(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardized(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return features [N, D] as float64 with mean 0 and, unless they hardly vary, deviation 1; mean and deviation [D]."""
+    """Return features [N, D] in float64 with mean 0 and, unless they hardly vary, deviation 1; and both [D]."""
     features = features.double()
     mean, deviation = features.mean(0), features.std(0, correction=0)
     deviation = deviation.clamp(min=LIKE_CONSTANT * float(deviation.mean()) or 1.0)
@@ -86,7 +86,7 @@ def standardized(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def decomposed(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the squares of the singular values of features [N, D], and the vectors of images [N, M] and features [D, M].
+    """Return squared singular values of features [N, D], and the vectors of images [N, M] and features [D, M].
 
     With more images than features they come from the products of the features, in half the time and without components
     that are far smaller than any penalty.
@@ -118,7 +118,10 @@ def leave_one_out(components: tuple[Tensor, Tensor], targets: Tensor, penalties:
 
 @torch.no_grad()
 def set_classifier(layers: list[nn.Module], classifier: LinearClassifier) -> None:
-    """Give the layers that compute the logits these weights. Several layers read parts of the features; their mean counts."""
+    """Give the layers that compute the logits these weights.
+
+    Several layers read parts of the features; their mean counts.
+    """
     widths = [layer.weight[0].numel() for layer in layers]
     for layer, weight in zip(layers, classifier.weight.split(widths, dim=1), strict=True):
         layer.weight.copy_(len(layers) * weight.reshape(layer.weight.shape))

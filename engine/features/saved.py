@@ -21,7 +21,10 @@ MOST_BYTES = 2**27  # largest size of the features; larger ones are not written
 def save_features(
     session: Session, sets: tuple[ImageSet, ImageSet], features_of_sets: tuple[ImageFeatures, ImageFeatures]
 ) -> None:
-    """Write the features with the name and the target of each image. If there are too many or the disk is full, say so."""
+    """Write the features with the name and the target of each image.
+
+    If there are too many or the disk is full, say so.
+    """
     size = sum(each.nbytes for part in features_of_sets for each in part.features)
     if size > MOST_BYTES:
         session.log.note(f"no {FILE}: it would take {format_bytes(size)}, more than {format_bytes(MOST_BYTES)}")

@@ -35,8 +35,8 @@ from utils.runs import BEST
 def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, stop: StopSignal) -> None:
     """Fit a linear classifier for a new classifier, evaluate the model with it, and save it as best.pth. Collective.
 
-    With MODEL.NEW_CLASSIFIER zeros, the model then starts from zeros again. Nothing happens if the classifier is not new;
-    any other reason against it is logged.
+    With MODEL.NEW_CLASSIFIER zeros, the model then starts from zeros again. Nothing happens if the classifier is not
+    new; any other reason against it is logged.
     """
     plan, trainer = saves.plan, saves.trainer
     layers = list(output_layers(trainer.model).values())

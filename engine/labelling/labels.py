@@ -55,8 +55,8 @@ class JudgedLabels:
         doubts, data, listed = self.doubts, self.data, self.doubts.ranked
         of_listed = float(doubts.wrong[listed].sum())
         lines = [
-            f"the labels of {100 * doubts.accuracy:.1f}% of {counted(int(doubts.is_judged.sum()), 'image')} are predicted "
-            "without the image itself",
+            f"the labels of {100 * doubts.accuracy:.1f}% of {counted(int(doubts.is_judged.sum()), 'image')} are "
+            "predicted without the image itself",
             _describe_number(doubts),
             f"doubtful labels: {len(listed):,}, of which about {of_listed:,.0f} are wrong",
         ]
@@ -123,14 +123,15 @@ def _say_what_was_judged(
 ) -> None:
     number, rest = int(judged.sum()), int((~judged).sum())
     say(
-        f"{source.folder}: predictions for {number:,} of {counted(len(data), 'image')} by {counted(len(source.runs), 'run')}"
+        f"{source.folder}: predictions for {number:,} of {counted(len(data), 'image')} by "
+        f"{counted(len(source.runs), 'run')}"
     )
     if uses_features:
         say("the features from before the training judge the images")
     elif source.num_missing:
         say(
-            f"{rest:,} images were not judged, because {counted(source.num_missing, 'trial')} of the sweep is not done; "
-            f"continue it: {command('sweep', '-output', source.folder)}"
+            f"{rest:,} images were not judged, because {counted(source.num_missing, 'trial')} of the sweep is not "
+            f"done; continue it: {command('sweep', '-output', source.folder)}"
         )
     elif rest and not source.folds:
         line = f"{counted(len(data.train), 'training image')} were not judged, because the run was trained on them"

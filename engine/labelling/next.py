@@ -24,9 +24,9 @@ LEFT_OUT, LEFT_OUT_COLUMNS = "left_out.csv", ("image", "same_as", "reason")
 LABELLED, COPY = "labelled already", "a copy of another photo"
 LEFT_OUT_KIND = Kind("a table of halfstep labels -next", (b"\xef\xbb\xbfimage,same_as,",))
 # Without a classifier, k-means divides all photos into N clusters and chooses the photo nearest to each centre. With a
-# classifier, each chosen photo stands for the uncertain photos that are similar to it. BENCHMARKS.md, "Photos to label next",
-# compares this with other methods. Rejected: k-means with a classifier, which was worse than random photos on emoji from
-# 100 labels on, and the features of labelled photos, which made no difference.
+# classifier, each chosen photo stands for the uncertain photos that are similar to it. BENCHMARKS.md, "Photos to label
+# next", compares this with other methods. Rejected: k-means with a classifier, which was worse than random photos on
+# emoji from 100 labels on, and the features of labelled photos, which made no difference.
 WIDTH = 0.2  # photos count as similar if their cosine is above 1 - WIDTH, or a little less
 NUM_UNSURE = 15  # the number of least certain photos that are compared, for each photo to choose
 MOST_AT_ONCE = 400  # photos that are chosen from the same least certain photos
@@ -74,8 +74,8 @@ def find_new(
 ) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
     """Return whether each photo is new, bool [n], and for each other photo its path, its twin, and why it is left out.
 
-    A photo has a label if it is the same as an image of the data. Of several photos without a label that are the same, only
-    the first is new.
+    A photo has a label if it is the same as an image of the data. Of several photos without a label that are the same,
+    only the first is new.
     """
     num_known = 0 if data is None else len(data)
 
@@ -129,8 +129,8 @@ def in_order(
 ) -> list[int]:
     """Return the rows of at most `count` photos, the most useful first. Strangers come last unless `takes_strangers`.
 
-    `choose(rows, count)` returns positions in `rows`. `is_stranger`: bool [n], whether a photo seems to show none of the
-    classes.
+    `choose(rows, count)` returns positions in `rows`. `is_stranger`: bool [n], whether a photo seems to show none of
+    the classes.
     """
     groups = [np.arange(len(is_stranger))] if takes_strangers else map(np.flatnonzero, (~is_stranger, is_stranger))
     chosen: list[int] = []
@@ -143,8 +143,9 @@ def in_order(
 def useful(features: np.ndarray, probabilities: np.ndarray, count: int) -> np.ndarray:
     """Return the rows of `count` photos, the most useful first.
 
-    `features`: float32 [n, D]. `probabilities`: float32 [n, classes] from a classifier, or [n, 0]. Without a classifier,
-    return typical photos. With a classifier, return photos that are similar to many of which it is not sure.
+    `features`: float32 [n, D]. `probabilities`: float32 [n, classes] from a classifier, or [n, 0]. Without a
+    classifier, return typical photos. With a classifier, return photos that are similar to many of which it is not
+    sure.
     """
     if probabilities.shape[1] < 2:
         return typical(normalized(features), count)
@@ -210,7 +211,7 @@ def far_apart(features: np.ndarray, count: int) -> np.ndarray:
 
 
 def nearest(features: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of the nearest centre of each row, and the squared distance to it, less the square of the row."""
+    """Return the number of the nearest centre of each row, and the squared distance minus the square of the row."""
     owners, distances = np.empty(len(features), np.int64), np.empty(len(features), np.float32)
     for start in range(0, len(features), BLOCK):
         part = slice(start, start + BLOCK)

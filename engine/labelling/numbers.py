@@ -129,8 +129,8 @@ class JudgedNumbers:
     def summary(self, copies: Sequence[Copy] | None) -> list[str]:
         """Return the lines that summarize the findings."""
         lines = [
-            f"{name}: mean error {doubts.mean_error:.4g} on {counted(int(doubts.is_judged.sum()), 'image')}, predicted from the "
-            f"others; {len(doubts.ranked):,} with the largest errors are listed"
+            f"{name}: mean error {doubts.mean_error:.4g} on {counted(int(doubts.is_judged.sum()), 'image')}, predicted "
+            f"from the others; {len(doubts.ranked):,} with the largest errors are listed"
             for name, doubts in self.doubts.items()
         ]
         lines += [f"{name}: {doubts.judges}" for name, doubts in self.doubts.items() if doubts.judges]

@@ -1,4 +1,4 @@
-"""Writes and reads labels.csv, in which a person confirms corrections, and draws labels.png, which shows these images."""
+"""Writes and reads labels.csv, in which a person confirms corrections, and draws its images in labels.png."""
 
 import csv
 import hashlib
@@ -66,8 +66,8 @@ def refuse_confirmed(table: Path) -> None:
     refuse_other_sheets(table.with_name(SHEET), table)
     if table.exists() and any(row["confirmed"].strip() for row in _rows(table).values()):
         raise ConfigError(
-            f"-output: {table} has confirmed rows, which would be lost; apply them first with -apply {table}, or choose "
-            "another folder"
+            f"-output: {table} has confirmed rows, which would be lost; apply them first with -apply {table}, or "
+            "choose another folder"
         )
 
 
@@ -149,8 +149,8 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
         if suggestion is None:
             near = did_you_mean(row["suggestion"], classes)
             raise ConfigError(
-                f"{where}: suggestion {row['suggestion']!r} is not a class of the data; write the right class of {name}, "
-                f"or do not confirm it{near}"
+                f"{where}: suggestion {row['suggestion']!r} is not a class of the data; write the right class of "
+                f"{name}, or do not confirm it{near}"
             )
         row_confirmed = Confirmed(name, record["images"][name]["label"], suggestion)
         if confirmed.setdefault(name, row_confirmed) != row_confirmed:
@@ -195,6 +195,6 @@ def check_unchanged(confirmed: Sequence[Confirmed], root: Path, record: Mapping[
     changed = [name for name in names if digest_of(on_disk(root, name)) != record["images"][name].get("sha256")]
     if changed:
         raise DataError(
-            f"-apply: {len(changed)} of {len(confirmed)} confirmed files were removed or changed after {TABLE} was written "
-            f"({first_of(changed, limit=3)}); find wrong labels again, or do not confirm these rows"
+            f"-apply: {len(changed)} of {len(confirmed)} confirmed files were removed or changed after {TABLE} was "
+            f"written ({first_of(changed, limit=3)}); find wrong labels again, or do not confirm these rows"
         )

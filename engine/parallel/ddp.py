@@ -76,7 +76,10 @@ class Parallel:
         """Move the gradients to the parameters that the optimizer updates."""
 
     def sync_found_inf(self, found_inf: Tensor) -> None:
-        """Set found_inf in all processes if it is set in any of them. Averaged gradients have set it everywhere already."""
+        """Set found_inf in all processes if it is set in any of them.
+
+        Averaged gradients have set it everywhere already.
+        """
 
     def norm(self, norm: Tensor) -> Tensor:
         """Return the norm of the whole gradient, given the norm of this process's part."""

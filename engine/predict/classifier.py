@@ -121,7 +121,8 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool,
     """Load a classifier from weights of timm, PaddleViT, torchvision or another program."""
     if raw:
         raise ConfigError(
-            f"-raw: {source} is not a checkpoint of a run, and only checkpoints have raw and EMA weights; leave -raw out"
+            f"-raw: {source} is not a checkpoint of a run, and only checkpoints have raw and EMA weights; leave -raw "
+            "out"
         )
     try:  # the settings with which -eval would evaluate these weights
         loaded = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size()

@@ -55,7 +55,10 @@ class Lettering(NamedTuple):
         return [self.fit(line, width) for line in lines]
 
     def _parts(self, word: str, width: float) -> list[str]:
-        """Return a word with a space after it, in one part. A name that is too wide has a part after each "_" and "-"."""
+        """Return a word with a space after it, in one part.
+
+        A name that is too wide has a part after each "_" and "-".
+        """
         is_path = "/" in word
         return [f"{word} "] if is_path or self.width(word) <= width else re.findall("[^_-]*[_-]|[^_-]+", f"{word} ")
 
@@ -193,7 +196,10 @@ def fitted(pixels: np.ndarray, side: int) -> Image.Image:
 
 
 def encoded(image: Image.Image, ending: str = ".png", mark: str = "") -> bytes:
-    """Return the content of a PNG or JPEG file, with the places of a sheet's tiles. `mark`: the program that drew it."""
+    """Return the content of a PNG or JPEG file, with the places of a sheet's tiles.
+
+    `mark`: the program that drew it.
+    """
     content, texts = io.BytesIO(), PngImagePlugin.PngInfo()
     if mark:  # at the start, where readers look for it
         texts.add_text("Software", mark)

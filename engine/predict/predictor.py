@@ -69,7 +69,10 @@ class Predictor:
         self.known = self._watch_features()
 
     def _watch_features(self) -> Callable[[], Tensor] | None:
-        """Return a function that returns [B]: how well the newest batch fits the validation images. None: no statistics."""
+        """Return a function that returns [B]: how well the newest batch fits the validation images.
+
+        None: no statistics.
+        """
         if not self.classifier.calibration.get(KNOWN):
             return None
         from engine.confidence.stored import watch
@@ -106,7 +109,7 @@ class Predictor:
                 predicted = list(zip(indices, guesses, pictures, scores, strict=True))
             # All processes have the same number of batches. Their n-th batches together contain consecutive images.
             for index, guesses, picture, known in sorted(
-                self.process.join(predicted, Guess, Measure), key=lambda each: each[0]
+                self.process.join(predicted, Guess, Measure), key=lambda row: row[0]
             ):
                 yield Prediction(index, paths[index], guesses, picture, known)
 
@@ -120,7 +123,7 @@ class Predictor:
 
     @torch.no_grad()
     def _probabilities(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return probabilities [B, classes], and how well the images fit the validation images [B], if that is known."""
+        """Return probabilities [B, classes], and how well images fit the validation images [B], if that is known."""
         inputs, source = self.inference.inputs(self.model, pixels), self.classifier.source
         logits = self.inference.outputs(self.model, inputs, source)
         known = self.known() if self.known else None

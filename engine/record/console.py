@@ -99,7 +99,8 @@ class EpochPrinter:
 
     def __init__(self, config: Config, has_ema: bool):
         self._has_ema = has_ema
-        # The metric in the top-1 column is BEST_METRIC, or the task's own metric if that is the loss, which has a column.
+        # The metric in the top-1 column is BEST_METRIC, or the task's own metric if that is the loss, which has a
+        # column.
         self._metric = config.task.metrics[0] if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_rows = 0
 

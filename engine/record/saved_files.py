@@ -69,7 +69,10 @@ def is_figure(value: Any) -> bool:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as {column: text}, or [] if there is none. Lines that a kill cut off are ignored."""
+    """Return the rows of a CSV file as {column: text}, or [] if there is none.
+
+    Lines that a kill cut off are ignored.
+    """
     text = read_text(path)
     text = text[: text.rfind("\n") + 1]  # the last number of a cut line may lack digits
     limit = csv.field_size_limit(2**27)  # restored below; a cell may contain all labels of an image
@@ -119,4 +122,4 @@ def best_of(epochs: Sequence[Mapping[str, Any]], metric: str, suffixes: Sequence
         value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
         if value is not None and row["epoch"] >= 0:
             evaluations.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
-    return max(evaluations, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
+    return max(evaluations, key=lambda best: rank_of(best.metric, best.value, best.loss), default=Best())

@@ -61,7 +61,8 @@ def describe_score(run: SavedRun) -> str:
     text = f"On {counted(best.num_images, 'validation image')}" if best.num_images else "On the validation images"
     outputs = record.get(PER_OUTPUT_KEY, {})
     names = f" of {', '.join(outputs)}" if 0 < len(outputs) < MOST_OUTPUTS else ""
-    text += f", the {FULL_TITLES.get(best.metric, METRICS[best.metric].title)}{names} is {format_value(best.metric, best.value)}"
+    title = FULL_TITLES.get(best.metric, METRICS[best.metric].title)
+    text += f", the {title}{names} is {format_value(best.metric, best.value)}"
     if record.get("epoch") == best.epoch and best.metric in next(iter(outputs.values()), {}):
         values = np.array([each[best.metric] for each in outputs.values()], np.float64)
         low, high = (format_value(best.metric, each) for each in values[:, 1:].mean(0))

@@ -252,7 +252,7 @@ def changes_of(config: Config) -> str:
 
 
 def class_table(run: SavedRun) -> dict[str, Any] | None:
-    """Return the table of the classes with the lowest F1, or of all if there are few; None if at most one has images."""
+    """Return the table of the classes with the lowest F1, or of all if they are few; None if at most one has images."""
     record = read_json(run.folder / RESULTS)
     rows = read_table(run.folder / "per_class.csv") if record else []
     rated = [row for row in rows if row.get("count", "0") not in ("", "0")]

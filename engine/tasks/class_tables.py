@@ -48,7 +48,10 @@ class Names:
 
 @dataclass(frozen=True)
 class ClassResults:
-    """The results of each readable image, with its classes. Subclasses add a row for each image, or for each class of it."""
+    """The results of each readable image, with its classes.
+
+    Subclasses add a row for each image, or for each class of it.
+    """
 
     indices: np.ndarray  # the index of each readable image in its set
     counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
@@ -57,13 +60,16 @@ class ClassResults:
     has_matrix: ClassVar[bool] = False  # whether there is a confusion matrix, with the method `cells`
 
     def complete(self, process: Process, log: Log, should_stop: Callable[[], bool] = lambda: False) -> "ClassResults":
-        """Return the results with the AUC and average precision of each class, unless `should_stop` ends it. Collective."""
+        """Return the results with the AUC and average precision of each class, unless `should_stop` ends it.
+
+        Collective.
+        """
         num_images, num_classes = len(self.indices), self.counts.shape[1]
         if scores := self.local.scores:
             return replace(self, ranking=scores.ranking(process, should_stop))
         log.say(
-            f"per_class.csv: auc and average_precision are empty, because {num_images:,} images x {num_classes:,} classes "
-            f"are more than {MOST_SCORES:,} scores"
+            f"per_class.csv: auc and average_precision are empty, because {num_images:,} images x {num_classes:,} "
+            f"classes are more than {MOST_SCORES:,} scores"
         )
         return replace(self, ranking=Ranking(*np.full((2, num_classes), np.nan)))
 
@@ -138,7 +144,10 @@ class ClassResults:
             return np.stack([right / actual, specificity, ranking.auc, ranking.average_precision], axis=1)
 
     def most_taken_for(self) -> dict[int, tuple[int, int]]:
-        """Return {class with mistakes: (its most frequent wrong prediction, count)}. The first prediction wins a tie."""
+        """Return {class with mistakes: (its most frequent wrong prediction, count)}.
+
+        The first prediction wins a tie.
+        """
         mistakes: dict[int, tuple[int, int]] = {}
         labels, predictions, counts = self.cells()
         for label, prediction, count in zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True):

@@ -72,7 +72,7 @@ class ClassTask(Task):
         return logits.softmax(-1)
 
     def answers(self, probabilities: Tensor, most: int | None) -> list[list[tuple[int, float]]]:
-        """Return (number of a class, its probability) of the answer to each image, or of the `most` probable classes."""
+        """Return (number of a class, its probability) of the answer to each image, or of the `most` likely classes."""
         best = probabilities.topk(min(most or 1, probabilities.shape[1]))
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [[*zip(*row, strict=True)] for row in rows]
@@ -90,7 +90,7 @@ class ClassTask(Task):
         return float(np.abs(before - after).max())
 
     def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Return how much less probable the answer of `after` is than that of `before`, in the probabilities `before`."""
+        """Return how much less probable the answer of `after` is than that of `before`, in the eyes of `before`."""
         return before.max() - before[self.answer(after)]
 
 
@@ -178,7 +178,8 @@ class PerImage:
         """Return the results with the logits divided by the temperature, as halfstep predict divides them."""
         divided, (logits, targets) = type(self)(), map(torch.from_numpy, self.scores.on_host())
         divided.indices, divided.counts = self.indices, self.counts
-        # The scored predictions, not a new argmax: logits in half precision can be equal, and devices break ties differently.
+        # The scored predictions, not a new argmax: logits in half precision can be equal, and devices break ties
+        # differently.
         divided.add(logits / temperature, targets, torch.from_numpy(self._columns()[2]))
         return divided
 

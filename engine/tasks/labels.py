@@ -61,8 +61,8 @@ class LabelTask(ClassTask):
 
     likelihood = OfLabels()
     why_no_shards = (
-        "shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give data with one "
-        "label per image"
+        "shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give data with "
+        "one label per image"
     )
 
     @property
@@ -107,7 +107,7 @@ class LabelResults(ClassResults):
     are_predicted: np.ndarray
 
     def rows(self, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
-        """Yield rows with all labels in one cell, all predicted classes in another, and their probabilities in two more."""
+        """Yield rows with all labels in a cell, all predicted classes in another, and their probabilities in two."""
         starts, ends = (np.searchsorted(self.images, self.indices, side=side) for side in ("left", "right"))
         for index, start, end in zip(self.indices.tolist(), starts.tolist(), ends.tolist(), strict=True):
             cells = {}
@@ -169,7 +169,9 @@ def precisions_of_images(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def influences(targets: np.ndarray, predicted: np.ndarray, metric: str) -> np.ndarray:
-    """Return float64 [N], whose mean is macro recall, macro F1 or micro F1 in percent. `targets` and `predicted`: [N, classes].
+    """Return float64 [N], whose mean is macro recall, macro F1 or micro F1 in percent.
+
+    `targets` and `predicted`: [N, classes].
 
     For F1, it is how much F1 changes with the weight of the image.
     """

@@ -42,7 +42,9 @@ def errors(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 def measure_errors(
     true: np.ndarray, predicted: np.ndarray, mean: float, groups: np.ndarray | None = None
 ) -> dict[str, Interval]:
-    """Return FIGURES, and the errors of a model that always predicts `mean`. float64 [N]; NaN where a number is missing.
+    """Return FIGURES, and the errors of a model that always predicts `mean`.
+
+    float64 [N]; NaN where a number is missing.
 
     `groups`: the group of each image, see engine/evaluation/groups.py. The intervals count groups.
     """
@@ -159,8 +161,8 @@ def grouped_half_widths(errors: np.ndarray, share: float, groups: np.ndarray) ->
 def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
     """Return for each output how far true numbers of this share of other images are from the predicted ones, at most.
 
-    `errors`: absolute errors [N, outputs], NaN where a number is missing. None: there are too few images. For images that
-    are exchangeable with these, the share lies on average between `share` and `share` + 1 / (N + 1).
+    `errors`: absolute errors [N, outputs], NaN where a number is missing. None: there are too few images. For images
+    that are exchangeable with these, the share lies on average between `share` and `share` + 1 / (N + 1).
     """
     widths = []
     for column in errors.T:
@@ -171,14 +173,17 @@ def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
 
 
 def shares_of_images(table: np.ndarray) -> np.ndarray:
-    """Return float64 [N] from values [N, outputs], NaN where one is missing. Its mean is the mean of the outputs' means."""
+    """Return float64 [N] from values [N, outputs], NaN where one is missing.
+
+    Its mean is the mean of the outputs' means.
+    """
     counts = (~np.isnan(table)).sum(0)
     weights = len(table) / np.maximum(counts, 1) / max((counts > 0).sum(), 1)
     return np.nansum(table * weights, axis=1)
 
 
 def plain(value: float) -> float | str:
-    """Return a number with six significant digits for a table, where a text with a minus sign would be a formula; or ""."""
+    """Return a number with six significant digits for a table, where a text with a minus sign is a formula; or ""."""
     return float(f"{value:.6g}") if math.isfinite(value) else ""
 
 

@@ -8,8 +8,8 @@ from configs.schema import Config
 from datasets import ImageSet
 from datasets.split.hashes import hashes_of
 
-# So many images, and this share of all, have a number that is a limit. A largest number that few images have is none: the
-# next images may have a larger one.
+# So many images, and this share of all, have a number that is a limit. A largest number that few images have is none:
+# the next images may have a larger one.
 FEWEST, SHARE = 5, 0.01
 
 

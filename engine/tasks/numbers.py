@@ -47,7 +47,7 @@ FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BE
 
 
 class NumberTask(Task):
-    """An image has one number for each output of the model, whose outputs are standardized like the training targets."""
+    """An image has one number for each output of the model; outputs are standardized like the targets."""
 
     check, labelling, answers_are = "images.check_numbers", "numbers.JudgedNumbers", "numbers"
     why_no_shards = "this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out"
@@ -98,7 +98,7 @@ class NumberTask(Task):
         return partial(NumberTally, self)
 
     def calibrate(self, scores: tuple[np.ndarray, ...]) -> dict[str, Any]:
-        """Return half the width of the interval around each number that has the true number with a probability of SHARE.
+        """Return half the width of the interval that has the true number with a probability of SHARE, for each number.
 
         Split conformal prediction: the images must be exchangeable, and the weights must not depend on them. With
         DATA.GROUP_BY the groups must be exchangeable; `scores` then also has the number of each image's group.

@@ -35,7 +35,10 @@ class Allowance:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ):
-        """Parse `text`. `started`: the time on `clock` from which this start counts; `saved`: the state in a checkpoint."""
+        """Parse `text`.
+
+        `started`: the time on `clock` from which this start counts; `saved`: the state in a checkpoint.
+        """
         self.text, self._started, self._clock, self._wall = text, started, clock, wall
         self._seconds, self._before = to_seconds(text), saved.get("used", 0.0)
         is_same = text == saved.get("text")  # a run with the same text keeps its end time, even if that time has passed
@@ -91,7 +94,7 @@ class Budget(Callback):
         say: Callable[[str], None] = print,
         save: Callable[[], None] = lambda: None,
     ):
-        """`say`: a method of the log; `save`: a function that saves the run and returns when the file is on the disk."""
+        """`say`: a method of the log; `save`: a function that saves the run, and returns when this is on the disk."""
         self._forecast, self._times, self._allowance = forecast, forecast.times, allowance
         self._say, self._save = say, save
         self._chooses_at, self._has_chosen = self._step_of_choice(first_step), False
@@ -179,7 +182,7 @@ class Budget(Callback):
         return step + bisect_right(ends, target, key=lambda end: self._times.until_end(step, end))
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
-        """Return whether there is too little time for the last updates and the end of the run, as far as it is measured.
+        """Return whether the time is too short for the last updates and the end of the run, as far as it is measured.
 
         Before the choice, also return True if the shortest run does not fit, so that the user need not wait for it.
         """
@@ -211,8 +214,8 @@ class Budget(Callback):
         fits = f"{shortest}s" if shortest < 120 else f"{math.ceil(shortest / 60)}m"
         error = FruitlessStart if step < self._times.order.steps_per_epoch else ConfigError
         return error(
-            f"TRAIN.BUDGET (-budget) is {self._allowance.text}, too short for the warm-up and decay of the learning rate; "
-            f"set it to about {fits} or more"
+            f"TRAIN.BUDGET (-budget) is {self._allowance.text}, too short for the warm-up and decay of the learning "
+            f"rate; set it to about {fits} or more"
         )
 
     def describe(self, step: int, num_updates: int) -> str:

@@ -227,8 +227,8 @@ class Distillation:
 
     def change_model(self, model: nn.Module) -> None:
         """Let the model return the logits of both heads in training. It is not yet copied or compiled."""
-        # A model with two heads, such as a distilled DeiT, returns the logits of both in training, and always their mean
-        # in evaluation. Without distillation, it returns the mean in training too.
+        # A model with two heads, such as a distilled DeiT, returns the logits of both in training, and always their
+        # mean in evaluation. Without distillation, it returns the mean in training too.
         if hasattr(model, "set_distilled_training"):
             model.set_distilled_training(True)
 
@@ -243,7 +243,8 @@ class DistillationLoss:
 
     A student with two heads learns the labels with the first, and from the teacher with the second. `soft` is the KL
     divergence of the class probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides
-    by the number of classes), or for numbers the mean squared difference. `hard` is the cross entropy with the class that the teacher predicts.
+    by the number of classes), or for numbers the mean squared difference. `hard` is the cross entropy with the class
+    that the teacher predicts.
     """
 
     def __init__(self, base: Loss, settings: Train):

@@ -28,8 +28,8 @@ def refuse_if_nothing_counted(trainer: Trainer) -> None:
     """Raise NonFinite if every update of a run was skipped, because then its weights are still the initial ones."""
     if 0 < trainer.step <= int(trainer.counters.skips_in_a_row):
         raise NonFinite(
-            f"all {counted(trainer.step, 'update')} had a non-finite gradient, so nothing was learned; check the weights "
-            f"of MODEL.PRETRAINED and the images, or {ADVICE}",
+            f"all {counted(trainer.step, 'update')} had a non-finite gradient, so nothing was learned; check the "
+            f"weights of MODEL.PRETRAINED and the images, or {ADVICE}",
             range(trainer.step),
         )
 
@@ -73,8 +73,8 @@ class SkipLimit(Callback):
         if skips >= self._max_skips:
             advice = (self._get_advice and self._get_advice()) or ADVICE
             raise NonFinite(
-                f"{counted(skips, 'update')} in a row had a non-finite gradient, up to step {trainer.step}; the weights "
-                f"are from before these updates; {advice}",
+                f"{counted(skips, 'update')} in a row had a non-finite gradient, up to step {trainer.step}; the "
+                f"weights are from before these updates; {advice}",
                 range(trainer.step - skips, trainer.step),
             )
 

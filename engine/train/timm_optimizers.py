@@ -13,9 +13,11 @@ from utils.torch_internals import import_timm
 
 # These optimizers update each element of a weight only from the gradients of that element, so a process can update its
 # rows of a weight separately. The other optimizers compute norms or means over whole weights.
-BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
-madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
-rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()
+BY_ELEMENT = """
+adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc madgrad
+madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
+rmsproptf rmsproptfc rmsproptfw sgdc sgdw
+""".split()
 PACKAGES = {"bnb": "bitsandbytes", "fused": "apex"}  # {start of an optimizer's name: package that it needs}
 
 

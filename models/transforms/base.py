@@ -72,6 +72,7 @@ def blocks_of(model: nn.Module, setting: str, instead: str) -> nn.Sequential | n
     """Return the model's blocks. If it has none, raise ConfigError about `setting` that recommends `instead`."""
     if not has_blocks(model):
         raise ConfigError(
-            f"{setting}, but this model is not a plain sequence of transformer blocks (it has no .blocks); use {instead}"
+            f"{setting}, but this model is not a plain sequence of transformer blocks (it has no .blocks); use "
+            f"{instead}"
         )
     return model.blocks

@@ -21,7 +21,8 @@ def check_float8(device: torch.device) -> None:
     if not has_float8(device):
         raise ConfigError(
             "PRECISION.MODE is float8, which needs a CUDA device of compute capability 8.9 or higher; this one is "
-            f"{device.type if device.type != 'cuda' else torch.cuda.get_device_name(device)}; use PRECISION.MODE autocast"
+            f"{device.type if device.type != 'cuda' else torch.cuda.get_device_name(device)}; use PRECISION.MODE "
+            "autocast"
         )
     with needing("torchao", "PRECISION.MODE is float8, which"):
         importlib.import_module("torchao.float8")

@@ -1,4 +1,4 @@
-"""Faster attention and a shorter last block on every device, with equal results up to rounding; faster dropout on CPUs."""
+"""Faster attention and a shorter last block, with equal results up to rounding; faster dropout on CPUs."""
 
 from dataclasses import dataclass
 
@@ -32,8 +32,8 @@ def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _weights_of_one(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
     """Return the attention weights [B, heads, 1, N] of a single query.
 
-    Logits are float32, as in the fused kernels of the other blocks, because they may exceed float16's largest value. They
-    are computed as sums of products, because autocast would compute a matmul in half precision for any input type.
+    Logits are float32, as in the fused kernels of the other blocks, because they may exceed float16's largest value.
+    They are computed as sums of products, because autocast would compute a matmul in half precision for any input type.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     logits = (q.to(wide) * attention.scale * k).sum(dim=-1)
@@ -43,8 +43,8 @@ def _weights_of_one(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
 class QkvLayoutAttention(Attention):
     """timm's attention with one fewer copy in the backward pass.
 
-    Gradients of queries, keys and values are stacked directly in the layout of the qkv layer, while timm stacks them and
-    then copies them into that layout. The results are equal.
+    Gradients of queries, keys and values are stacked directly in the layout of the qkv layer, while timm stacks them
+    and then copies them into that layout. The results are equal.
     """
 
     def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:
@@ -85,8 +85,8 @@ class CpuKernels(ModelTransform):
 class CpuDropout(nn.Dropout):
     """Dropout from 16 random bits per element.
 
-    torch draws a double per element on one core, which takes a third of a small ViT's step. The probability is rounded to
-    a multiple of 1/65536, and the remaining elements are scaled for exactly this probability.
+    torch draws a double per element on one core, which takes a third of a small ViT's step. The probability is rounded
+    to a multiple of 1/65536, and the remaining elements are scaled for exactly this probability.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -101,9 +101,9 @@ class CpuDropout(nn.Dropout):
 
 # --- a shorter last block of a Vision Transformer ---
 
-# If the classifier reads only the class token, the last block computes only that token. Keys and values are still computed
-# for all tokens. Queries, projection, MLP and last norm of the other tokens do not influence the logits, so their gradients
-# are zero.
+# If the classifier reads only the class token, the last block computes only that token. Keys and values are still
+# computed for all tokens. Queries, projection, MLP and last norm of the other tokens do not influence the logits, so
+# their gradients are zero.
 
 # All modules except Attention process each token separately. Classes are compared exactly, since a subclass may differ.
 KNOWN = {Block, Attention, Mlp, LayerScale, DropPath, LayerNorm}

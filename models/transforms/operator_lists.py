@@ -141,8 +141,8 @@ class OpOverrides(ModelTransform):
                 return super(overridden, self).forward(*args, **kwargs)
 
         def in_half(name: str) -> property:
-            # forward reads this property as self.weight. The parameter itself is still trained and saved. fsdp2 reads it
-            # too, while it is sharded (a DTensor, which has full_tensor), and must get it unchanged.
+            # forward reads this property as self.weight. The parameter itself is still trained and saved. fsdp2 reads
+            # it too, while it is sharded (a DTensor, which has full_tensor), and must get it unchanged.
             def read(self) -> torch.Tensor:
                 own = own_parameter(self, name)
                 return own if hasattr(own, "full_tensor") else _cast(own, dtype)

@@ -143,8 +143,8 @@ def find_and_read(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
         state = {weights.record.get("weights", "state_dict"): weights.state, **weights.record}
     if missing := needed - set(state if isinstance(state, dict) else ()):
         raise ConfigError(
-            f"{path} is not a checkpoint of a run, because it lacks {', '.join(sorted(missing))}; give the run's best.pth, "
-            "last.pth or checkpoint-N.pth"
+            f"{path} is not a checkpoint of a run, because it lacks {', '.join(sorted(missing))}; give the run's "
+            "best.pth, last.pth or checkpoint-N.pth"
         )
     return path, state
 

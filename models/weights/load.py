@@ -131,7 +131,8 @@ def _fit_heads(
         dropped += [name for name in state if name.startswith(f"{head}.")]
     if lines and needs_head:
         raise ConfigError(
-            f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to the number of classes of the weights"
+            f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to the number of classes of the "
+            "weights"
         )
     for name in dropped:
         del state[name]
@@ -188,8 +189,8 @@ def _match_classes(
 def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
     """Resize the weights that depend on the number or size of patches, as timm does for its own pretrained weights.
 
-    For a ViT, these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel. For a
-    Swin, they are the position biases.
+    For a ViT, these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel. For
+    a Swin, they are the position biases.
     """
     own = model.state_dict()
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
@@ -258,7 +259,10 @@ def _first_layers(model: nn.Module) -> dict[str, nn.Conv2d]:
 
 
 def rgb_layer(model: nn.Module) -> nn.Conv2d | None:
-    """Return the layer whose weights were adapted from red, green and blue to several channels. `.rgb`: the weights before."""
+    """Return the layer whose weights were adapted from red, green and blue to several channels.
+
+    `.rgb`: the weights before.
+    """
     return next((each for each in model.modules() if hasattr(each, "rgb")), None)
 
 
@@ -343,7 +347,7 @@ def fetch(source: str) -> Weights:
 
 
 def _reach_hub(repository: str) -> None:
-    """Raise the library's error at once if this repository is neither cached nor reachable. timm retries for a minute."""
+    """Raise the library's error at once if a repository is neither cached nor reachable. timm tries for a minute."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -84,7 +84,8 @@ def _from_config(path: Path, record: dict) -> tuple[Settings, Settings] | None:
     if config["model_type"] not in TRANSFORMERS_KINDS:
         raise ConfigError(
             f"{path.parent}: its model_type is {config['model_type']!r}, but of transformers' models only "
-            f"{' and '.join(TRANSFORMERS_KINDS)} are supported; look for the same weights in timm (timm.list_pretrained())"
+            f"{' and '.join(TRANSFORMERS_KINDS)} are supported; look for the same weights in timm "
+            "(timm.list_pretrained())"
         )
     return _transformers_images(path, config), _transformers_model(config)
 
@@ -171,8 +172,9 @@ def _from_training(record: dict) -> tuple[Settings, Settings] | None:
         raise ValueError(f"--model-kwargs {wrong[0]} is a mapping, which MODEL.KWARGS does not support")
     of_its_training = SETTING_OF.keys() | SETTING_BY_TYPE["timm"].keys()
     kwargs = {key: value for key, value in built.items() if key not in of_its_training}
-    images = image_settings(known.to_dict() if known else {}, image_arguments) if arguments or known else {}
-    return images, model_settings(name, kwargs)
+    if not (arguments or known):
+        return {}, model_settings(name, kwargs)
+    return image_settings(known.to_dict() if known else {}, image_arguments), model_settings(name, kwargs)
 
 
 def _crop_pct(side: int, resized: int) -> float:
@@ -235,8 +237,8 @@ def timm_name(source: str) -> str:
     if re.match(r"(hf-hub|hf_hub):(?!timm/)", source):
         repository = source.partition(":")[2]
         raise ConfigError(
-            f"{source}: only timm's own weights are fetched from the hub; download the repository (hf download {repository} "
-            "--local-dir FOLDER) and name the folder: -pretrained FOLDER"
+            f"{source}: only timm's own weights are fetched from the hub; download the repository (hf download "
+            f"{repository} --local-dir FOLDER) and name the folder: -pretrained FOLDER"
         )
     return re.sub(r"^((hf-hub|hf_hub):)?timm/", "", source)
 

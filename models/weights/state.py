@@ -108,15 +108,15 @@ def refuse_bomb(archive: ZipFile, path: Path) -> None:
     size, unpacked = path.stat().st_size, sum(each.file_size for each in archive.infolist())
     if unpacked > MOST_UNPACKED * size + 2**20:
         raise ConfigError(
-            f"{path}: refused, because no real weights unpack from {format_bytes(size)} to {format_bytes(unpacked)}; use "
-            "another file"
+            f"{path}: refused, because no real weights unpack from {format_bytes(size)} to {format_bytes(unpacked)}; "
+            "use another file"
         )
 
 
 def refusal(path: Path, what: str) -> ConfigError:
     return ConfigError(
-        f"{path}: refused, because it contains more than weights ({what}) and reading it could run code. If you trust the "
-        "file, load it with the program that made it and save only the weights as .safetensors"
+        f"{path}: refused, because it contains more than weights ({what}) and reading it could run code. If you trust "
+        "the file, load it with the program that made it and save only the weights as .safetensors"
     )
 
 

@@ -30,20 +30,36 @@ BATCH, LIMIT = 4, 1e-5
 # from_timm.py does not translate this schedule, so it is set by hand: it decays in the last 2 of 5 epochs.
 WSD, OUR_WSD = "--sched wsd --decay-epochs 2", ["TRAIN.LR_SCHEDULER.NAME=wsd", "TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.4"]
 RECIPES = {  # 6 updates per epoch and 5 epochs, unless a recipe says otherwise
-    "RMSprop, step every 2.4 epochs, EMA": "--model test_efficientnet --opt rmsproptf --opt-eps .001 --sched step --decay-epochs 2.4 --decay-rate .97 --lr 1e-4 --model-ema --model-ema-decay .99",
-    "SGD, multistep after the warm-up": "--model test_resnet --sched multistep --decay-milestones 1 3 --warmup-prefix --epochs 3 --warmup-epochs 2 --lr .01",
-    "NAdamW, step per update, prefix": "--model test_vit --opt nadamw --sched step --decay-epochs 1.5 --warmup-prefix --epochs 4 --warmup-epochs 1 --sched-on-updates --lr 1e-3",
-    "Lion with AdamW's betas, wsd": f"--model test_vit2 --opt lion --opt-betas .9 .999 {WSD} --warmup-epochs 1 --lr 1e-5",
-    "LAMB with eps 1e-8, cool-down": "--model test_vit --opt lamb --opt-eps 1e-8 --epochs 4 --cooldown-epochs 1 --warmup-epochs 1 --sched-on-updates --lr 2e-3 --min-lr 1e-5",
-    "accumulation with remaining batches, EMA": "--model test_vit3 --opt adamw --grad-accum-steps 4 --epochs 15 --model-ema --model-ema-decay .9 --lr 1e-3",
-    "plain momentum, constant": "--model test_resnet --opt momentum --momentum .8 --sched constant --warmup-epochs 0 --lr .01 --weight-decay 0",
+    "RMSprop, step every 2.4 epochs, "
+    "EMA": "--model test_efficientnet --opt rmsproptf --opt-eps .001 --sched step --decay-epochs 2.4 --decay-rate .97 "
+    "--lr 1e-4 --model-ema --model-ema-decay .99",
+    "SGD, multistep after the "
+    "warm-up": "--model test_resnet --sched multistep --decay-milestones 1 3 --warmup-prefix --epochs 3 "
+    "--warmup-epochs 2 --lr .01",
+    "NAdamW, step per update, "
+    "prefix": "--model test_vit --opt nadamw --sched step --decay-epochs 1.5 --warmup-prefix --epochs 4 "
+    "--warmup-epochs 1 --sched-on-updates --lr 1e-3",
+    "Lion with AdamW's betas, "
+    "wsd": f"--model test_vit2 --opt lion --opt-betas .9 .999 {WSD} --warmup-epochs 1 --lr 1e-5",
+    "LAMB with eps 1e-8, "
+    "cool-down": "--model test_vit --opt lamb --opt-eps 1e-8 --epochs 4 --cooldown-epochs 1 --warmup-epochs 1 "
+    "--sched-on-updates --lr 2e-3 --min-lr 1e-5",
+    "accumulation with remaining batches, "
+    "EMA": "--model test_vit3 --opt adamw --grad-accum-steps 4 --epochs 15 --model-ema --model-ema-decay .9 --lr 1e-3",
+    "plain momentum, constant": "--model test_resnet --opt momentum --momentum .8 --sched constant --warmup-epochs 0 "
+    "--lr .01 --weight-decay 0",
     "AdaBelief, scaled rate": "--model test_convnext --opt adabelief --lr-base .01 --lr-base-size 64 --warmup-epochs 0",
-    "BCE without smoothing or mixing": "--model test_vit --opt adamw --bce-loss --smoothing 0 --lr 1e-3 --warmup-epochs 2",
-    "Adafactor, constant, clipping by value": "--model test_resnet --opt adafactor --sched constant --clip-grad .01 --clip-mode value --lr 1e-3",
+    "BCE without smoothing or "
+    "mixing": "--model test_vit --opt adamw --bce-loss --smoothing 0 --lr 1e-3 --warmup-epochs 2",
+    "Adafactor, constant, clipping by "
+    "value": "--model test_resnet --opt adafactor --sched constant --clip-grad .01 --clip-mode value --lr 1e-3",
     "Muon, layer decay": "--model test_vit --opt muon --layer-decay .7 --lr 3e-4 --warmup-epochs 1",
-    "LARS, BCE with threshold and smoothing": "--model test_convnext --opt lars --bce-loss --bce-target-thresh .3 --smoothing .1 --lr .1",
-    "Adan, AGC, EMA": "--model test_convnext2 --opt adan --clip-grad .05 --clip-mode agc --model-ema --model-ema-decay .95 --lr 1e-3",
-    "plain Adam, weight decay, BatchNorm momentum of 0.05": "--model test_efficientnet --opt adam --weight-decay .1 --bn-momentum .05 --lr 1e-4",
+    "LARS, BCE with threshold and "
+    "smoothing": "--model test_convnext --opt lars --bce-loss --bce-target-thresh .3 --smoothing .1 --lr .1",
+    "Adan, AGC, EMA": "--model test_convnext2 --opt adan --clip-grad .05 --clip-mode agc --model-ema --model-ema-decay "
+    ".95 --lr 1e-3",
+    "plain Adam, weight decay, BatchNorm momentum of "
+    "0.05": "--model test_efficientnet --opt adam --weight-decay .1 --bn-momentum .05 --lr 1e-4",
 }
 
 

@@ -11,12 +11,12 @@ families, which are groups; the classes are light, medium and bold.
 -draws fits the linear classifier of a run on every fourth feature of EfficientNet-Lite0 at 128 pixels. Split, folds and
 intervals are the program's own. "Not looked for" divides the same draws and computes their intervals as if each image
 were a group of its own. -runs and -fold_runs train whole runs (5 epochs at 64 pixels) on the first draws of stamps and
-emoji: with a tenth held out, and with -folds 5. The judge scores the model that did not learn the tenth, or the model of
-all images. Runs that exist are not repeated.
+emoji: with a tenth held out, and with -folds 5. The judge scores the model that did not learn the tenth, or the model
+of all images. Runs that exist are not repeated.
 
 A difference between the printed accuracy and the judge's is covered if it is at most sqrt(a^2 + b^2): a is the distance
-from the printed accuracy to the end of its interval on that side, b is half the 95% interval of the judge's accuracy, by
-families for fonts. The interval of the coverage is exact (binomial), as if the draws were independent.
+from the printed accuracy to the end of its interval on that side, b is half the 95% interval of the judge's accuracy,
+by families for fonts. The interval of the coverage is exact (binomial), as if the draws were independent.
 """
 
 import csv

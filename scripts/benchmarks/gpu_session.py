@@ -1,4 +1,6 @@
-"""Measures and checks halfstep on a GPU, in three calls of at most 10 minutes. Each row is saved as soon as it is known.
+"""Measures and checks halfstep on a GPU, in three calls of at most 10 minutes.
+
+Each row is saved as soon as it is known.
 
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts machine,probes,small,float8
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts large,tests
@@ -41,20 +43,25 @@ NO_DROPOUT = "-opts MODEL.DROPOUT=0 MODEL.ATTENTION_DROPOUT=0 MODEL.DROPPATH=0 {
 RUN = f"{PYTHON} main_single_gpu.py {SMALL} -amp -epochs 3"
 PHOTOS = f"{BENCHMARKS}/photos.py -output {{scratch}}/photos -train {{train}} -val {{val}} -drawn {{drawn}}"
 OF_PHOTOS = "-dataset imagefolder -data_path {scratch}/photos"
-KILLED = f"{RUN} -dataset synthetic -resume auto -output {{scratch}}/killed -opts SAVE_STEPS=5 DATA.SYNTHETIC_SIZE={{train}} {{tiny}}"
+TO_KILL = "-output {scratch}/killed -opts SAVE_STEPS=5 DATA.SYNTHETIC_SIZE={train} {tiny}"
+KILLED = f"{RUN} -dataset synthetic -resume auto {TO_KILL}"
 # {name: (time limit in seconds, commands)}. The limits are above the usual time on an H100 or H200 with 16 cores.
 PARTS = {
     "machine": (15, [f"{PYTHON} -m torch.utils.collect_env"]),
     "probes": (120, [f"{TESTS}/test_probes.py", f"{STEPS} {SMALL} -modes {{features}} {NO_DROPOUT}"]),
     "small": (300, [f"{BENCHMARKS}/step.py peer {TURNS} {SMALL} {{compile}} -opts {{tiny_timm}}",
-                    f"{STEPS} {SMALL} -modes {{modes}} {NO_DROPOUT}", f"{STEPS} {SMALL} {{compile}} -modes {{half}} {NO_DROPOUT}"]),
+                    f"{STEPS} {SMALL} -modes {{modes}} "
+                    f"{NO_DROPOUT}", f"{STEPS} {SMALL} {{compile}} -modes {{half}} {NO_DROPOUT}"]),
     "large": (150, [f"{STEPS} {LARGE} {{compile}} -modes bf16 {NO_DROPOUT}"]),
     "tests": (330, [f"{TESTS}/test_numbers.py tests/gpu/test_cuda.py"]),
-    "loader": (170, [PHOTOS, f"{BENCHMARKS}/loader.py limits -seconds {{seconds}} {SMALL} {OF_PHOTOS} -amp -opts {{tiny}}",
-                     f"{BENCHMARKS}/loader.py limits -seconds {{seconds}} {SMALL} {OF_PHOTOS} -amp -opts DATA.CACHE=256 {{tiny}}"]),
+    "loader": (170, [PHOTOS, f"{BENCHMARKS}/loader.py limits -seconds {{seconds}} {SMALL} {OF_PHOTOS} -amp -opts "
+                             f"{{tiny}}",
+                     f"{BENCHMARKS}/loader.py limits -seconds {{seconds}} {SMALL} {OF_PHOTOS} -amp -opts "
+                     f"DATA.CACHE=256 {{tiny}}"]),
     "whole_run": (250, [PHOTOS, f"{RUN} {OF_PHOTOS} {{compile}} -output {{scratch}}/runs -opts {{tiny}}"]),
     "recovery": (130, [f"timeout -s KILL {{alive}} {KILLED}", KILLED,
-                       f"{RUN} -dataset synthetic -batch_size {{auto}} -output {{scratch}}/auto -opts DATA.SYNTHETIC_SIZE={{train}} {{tiny}}"]),
+                       f"{RUN} -dataset synthetic -batch_size {{auto}} -output {{scratch}}/auto -opts "
+                       f"DATA.SYNTHETIC_SIZE={{train}} {{tiny}}"]),
     "float8": (120, [f"{STEPS} {BASE} {{compile}} -modes {{float8}} {NO_DROPOUT}"]),
 }  # fmt: skip
 TINY = "MODEL.EMBED_DIM=48 MODEL.DEPTH=2 MODEL.NUM_HEADS=2 DATA.IMAGE_SIZE=32 DEVICE=cpu"

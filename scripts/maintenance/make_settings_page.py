@@ -20,20 +20,21 @@ INTRODUCTION = """\
 
 Generated from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the descriptions there.
 
-The last of these places wins: the default below, the files that a file names under `BASE`, the file given with `-cfg`, a flag,
-`-opts KEY=VALUE ...`. A run saves its settings as `config.yaml`; with `-cfg`, that file repeats the run.
+The last of these places wins: the default below, the files that a file names under `BASE`, the file given with `-cfg`,
+a flag, `-opts KEY=VALUE ...`. A run saves its settings as `config.yaml`; with `-cfg`, that file repeats the run.
 
 ```
 halfstep train -cfg configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
 ```
 
-The type decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value means "not set".
-A setting of type "arguments" is a section of keyword arguments for a constructor of another library, set one by one:
-`-opts MODEL.KWARGS.init_values=1e-5`; `MODEL.KWARGS=null` removes the arguments from earlier files.
+The type decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value means
+"not set". A setting of type "arguments" is a section of keyword arguments for a constructor of another library, set one
+by one: `-opts MODEL.KWARGS.init_values=1e-5`; `MODEL.KWARGS=null` removes the arguments from earlier files.
 
-The role of a setting: **data**, the images and labels; **model**, the architecture and the preparation of its images; **recipe**, the
-training; **machine**, place and speed; **record**, files and messages; **start**, a command for one start of the program, which is
-not saved. A resumed run may change settings that are marked with `*`, and others if `RESUME.ALLOW_CHANGED` names them.
+The role of a setting: **data**, the images and labels; **model**, the architecture and the preparation of its images;
+**recipe**, the training; **machine**, place and speed; **record**, files and messages; **start**, a command for one
+start of the program, which is not saved. A resumed run may change settings that are marked with `*`, and others if
+`RESUME.ALLOW_CHANGED` names them.
 """
 
 _TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", Arguments: "arguments"}

@@ -3,10 +3,10 @@
     python scripts/maintenance/outputs.py                        # print the lines that differ
     python scripts/maintenance/outputs.py -write                 # after an intended change; review it with git diff
     python scripts/maintenance/outputs.py predict_vit -write     # only this row
-    python scripts/maintenance/outputs.py -tree ../before        # a checksum for each row, from the programs of this checkout
+    python scripts/maintenance/outputs.py -tree ../before # a checksum for each row, from the programs of this checkout
 
-The rows are in tests/support/output_table.py, and the expected outputs in tests/data/outputs. Two checkouts whose outputs
-are equal have equal checksums on the same machine.
+The rows are in tests/support/output_table.py, and the expected outputs in tests/data/outputs. Two checkouts whose
+outputs are equal have equal checksums on the same machine.
 """
 
 import argparse

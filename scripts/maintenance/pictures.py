@@ -4,9 +4,10 @@
     python scripts/maintenance/pictures.py augmentation -photos FOLDER
     python scripts/maintenance/pictures.py attention -photos FOLDER
 
-`report` types the commands of README.md, needs Chromium, and takes minutes; -real is the folder of tests/support/real_sets.py.
--photos has the photos in PHOTOS, as .png or .jpg. scikit-image (in skimage/data) and scikit-learn (in sklearn/datasets/images)
-ship them. Look at each picture before you commit it.
+`report` types the commands of README.md, needs Chromium, and takes minutes; -real is the folder of
+tests/support/real_sets.py.
+-photos has the photos in PHOTOS, as .png or .jpg. scikit-image (in skimage/data) and scikit-learn (in
+sklearn/datasets/images) ship them. Look at each picture before you commit it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Readers of image files that keep the type of their values: PNG, PGM, PPM, TIFF, .npy and DICOM; others have 8 bits."""
+"""Readers of image files that keep the type of their values: PNG, PGM, PPM, TIFF, .npy and DICOM."""
 
 import io
 import logging

@@ -17,8 +17,8 @@ from utils.errors import ConfigError, DataError
 
 NUM_TRIED = 10  # images until one can be read, which decides the type
 OTHER_LIMITS = (
-    "DATA.PIXELS: {} images do not suit the limits of the weights (DATA.RANGE), which were trained on {} images; use images "
-    "of this type, or set DATA.RANGE"
+    "DATA.PIXELS: {} images do not suit the limits of the weights (DATA.RANGE), which were trained on {} images; use "
+    "images of this type, or set DATA.RANGE"
 )
 SHOWN = (0.1, 99.9)  # percentiles of an image that are shown as black and white if DATA.RANGE is not known
 CODE = """import numpy as np
@@ -30,7 +30,10 @@ def prepare(image):
     return torch.from_numpy(np.clip((image - low) / (high - low), 0, 1)).permute(2, 0, 1)
 
 """
-SENTENCE = "`prepare` takes an array [height, width, {channels}] with the values of the files ({kind}), and scales them as the run did."
+SENTENCE = (
+    "`prepare` takes an array [height, width, {channels}] with the values of the files ({kind}), and scales them as "
+    "the run did."
+)
 
 
 @dataclass(frozen=True)
@@ -110,15 +113,16 @@ class NativePixels(Pixels):
         """Return the limits of each channel, which are 0 and 1 in a batch. Raise ConfigError unless they can be."""
         if not self.limits:
             raise ConfigError(
-                f"DATA.RANGE is not known, which DATA.PIXELS {self.kind} needs; name weights that were trained with it, or "
-                "set the lowest and the highest value: -opts DATA.RANGE=[0,4095]"
+                f"DATA.RANGE is not known, which DATA.PIXELS {self.kind} needs; name weights that were trained with "
+                "it, or set the lowest and the highest value: -opts DATA.RANGE=[0,4095]"
             )
         low, high = self.split_limits()
         with np.errstate(over="ignore"):
             span = high - low
         if not (np.isfinite(span) & (span > 0)).all():
             raise ConfigError(
-                f"DATA.RANGE: {[*self.limits]} has limits that are equal, or too far apart, as 32-bit floats; set others"
+                f"DATA.RANGE: {[*self.limits]} has limits that are equal, or too far apart, as 32-bit floats; set "
+                "others"
             )
         return low, high
 

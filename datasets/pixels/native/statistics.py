@@ -1,4 +1,4 @@
-"""The type of the images' values, their limits, and the mean and deviation of each channel, from the training images."""
+"""Type and limits of the images' values, and mean and deviation of each channel, from the training images."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -127,6 +127,6 @@ def describe_pixels(seen: Statistics) -> Iterator[str]:
             yield warning(f"channel {number}: all values between its limits are the same, so it shows nothing")
         elif least < low - span or most > high + span:
             yield warning(
-                f"channel {number}: values go from {least:g} to {most:g}; those outside of {low:g} to {high:g} become the "
-                "limits, unless DATA.RANGE names others"
+                f"channel {number}: values go from {least:g} to {most:g}; those outside of {low:g} to {high:g} become "
+                "the limits, unless DATA.RANGE names others"
             )

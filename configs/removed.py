@@ -13,6 +13,7 @@ class Removed(NamedTuple):
     default: str | None
     remedy: str = ""  # what to do if the setting has any other value, as the end of a sentence
     version: str = "3.0.0"  # which took it out
+    of_model: bool = False  # whether a model that was trained with another value would now see other images
 
 
 WITHOUT_LABELS = "start from weights that LightlyTrain or timm wrote (-pretrained)"
@@ -21,7 +22,7 @@ REMOVED: dict[str, Removed] = {
     "PRECISION.EXPLAIN": Removed("false", "see the types of each module with halfstep doctor", "2.0.0"),
     "DATA.CHANNEL_FILES": Removed("none", "write the channels of each image into one file, TIFF or .npy"),
     "DATA.LABELLED_PATH": Removed("none", WITHOUT_LABELS),
-    "DATA.TOKENS": Removed("none", "set DATA.IMAGE_SIZE, because images are resized to squares"),
+    "DATA.TOKENS": Removed("none", "set DATA.IMAGE_SIZE, because images are resized to squares", of_model=True),
     "DATA.TRAIN_TOKENS": Removed("[]", "set TRAIN.SIZE_SCHEDULE to train with images of several sizes"),
     "TRAIN.FEATURES": Removed("both", WITHOUT_LABELS),
     "TRAIN.FEATURE_LOSS": Removed("cosine", WITHOUT_LABELS),
@@ -63,6 +64,16 @@ def check_removed(texts: Mapping[str, Any], origin: str) -> None:
     for key in REMOVED_VALUES.keys() & texts.keys():
         if remedy := REMOVED_VALUES[key].get(plain_word(texts[key])):
             raise ConfigError(f"{origin}: {key} is {texts[key]}, but halfstep 3.0.0 took this value out; {remedy}")
+
+
+def refuse_other_images(saved: Mapping[str, Any], path: Any) -> None:
+    """Raise ConfigError if a saved model was trained on images that are no longer prepared as they were."""
+    for key, removed in REMOVED.items():
+        if removed.of_model and plain_word(saved.get(key)) != removed.default:
+            raise ConfigError(
+                f"{path}: the model was trained with {key}, which halfstep {removed.version} took out; use it with "
+                "halfstep 2.3.0, or start a run on squares from its weights (-pretrained)"
+            )
 
 
 def is_removed(key: str, value: Any) -> bool:

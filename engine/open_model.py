@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from configs.removed import refuse_other_images
 from configs.schema import Config
 from configs.values import unflatten, wrong_in
 from datasets.split import DRAWN
@@ -78,6 +79,7 @@ def outputs_in(weights: dict[str, Tensor], model: nn.Module) -> int:
 def config_of(state: dict[str, Any], path: str | Path = "the checkpoint") -> Config:
     """Return the settings in a run's checkpoint, with the preprocessing from its `data` entry."""
     with naming_damage(path):
+        refuse_other_images(state["config"], path)
         data = state["data"]
         channels, side, _ = data["input_size"]
         images = image_settings_of(data) | {"DATA.IMAGE_SIZE": side}

@@ -7,7 +7,7 @@ from typing import Any
 from configs.combinations import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load
-from configs.removed import is_removed
+from configs.removed import is_removed, refuse_other_images
 from configs.schema import MACHINE, SCALE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, flatten, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted
@@ -110,6 +110,8 @@ def _settings_of_run(recorded: dict[str, Any], typed: dict[str, Text], origin: s
         use = "-eval"
     else:
         use = "-resume" if "MODEL.RESUME" in typed else "-pretrained"
+    if is_evaluated:
+        refuse_other_images(recorded, origin)
     still_known = {key: value for key, value in recorded.items() if not is_removed(key, value)}
     saved = today(recorded) if is_evaluated else still_known
     taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}

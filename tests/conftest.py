@@ -84,7 +84,7 @@ def pytest_sessionstart(session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the million objects of imported modules from garbage collection, which would search them again and again."""
+    """Exempt the million objects of imported modules from garbage collection, which would search them repeatedly."""
     gc.collect()
     gc.freeze()
 

@@ -71,7 +71,10 @@ def test_mistake_in_several_processes_is_reported_once(small_yaml):
 
 @pytest.fixture
 def long_run(small_yaml, tmp_path, request) -> Run:
-    """Start a run that would take minutes, and wait until main_multi_gpu.py's two processes train. Its parameter: faults."""
+    """Start a run that would take minutes, and wait until main_multi_gpu.py's two processes train.
+
+    Its parameter: faults.
+    """
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-epochs", "5000", "-output", str(tmp_path / "o")]
     forks = {"environment": {MARK: str(tmp_path)}, "faults": {"start_python_as_forks": []}}
     forks["faults"] |= getattr(request, "param", {})
@@ -187,7 +190,8 @@ def test_quickstart_uses_half_precision_only_where_faster(tmp_path, monkeypatch,
 
 def test_compiled_run_saves_original_weight_names_and_caches_kernels(small_yaml, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when this process compiles
-    # One block (the last computes only the class token) and only full batches: each other shape would be compiled again.
+    # One block (the last computes only the class token) and only full batches: each other shape would be compiled
+    # again.
     few = ["-compile", "blocks", "-opts", "DATA.BATCH_SIZE=359"]
     flags = ["-cfg", str(small_yaml), "-epochs", "1", "-output", str(tmp_path / "output"), *few]
     # Otherwise torch compiles a program for each vector instruction set, to find the ones that this processor supports.

@@ -102,7 +102,7 @@ def test_no_test_module_imports_another():
 
 
 def test_no_file_beside_a_script_has_the_name_of_a_standard_module():
-    """Python looks for modules in the folder of a script first, so numbers.py there would replace the one that NumPy needs."""
+    """Python looks for modules in a script's folder first, so numbers.py there would replace the one NumPy needs."""
     files = [path for room in (*TOWER, "tests") for path in (ROOT / room).rglob("*.py")]
     folders = {path.parent for path in files if '__name__ == "__main__"' in path.read_text(encoding="utf-8")}
     assert ROOT / "tests/support" in folders
@@ -113,25 +113,27 @@ def test_no_file_beside_a_script_has_the_name_of_a_standard_module():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "configs": (
-        "__init__ tables refusals schema removed values yaml_files arguments rare_combinations combinations translate translate.timm_arguments"
-        " translate.other_programs typed_names flags translate.paddlevit_files translate.paddlevit load"
+        "__init__ tables refusals schema removed values yaml_files arguments rare_combinations combinations translate "
+        "translate.timm_arguments translate.other_programs typed_names flags translate.paddlevit_files "
+        "translate.paddlevit load"
     ).split(),
     "models": (
-        "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
-        " timm_models __init__"
+        "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights "
+        "vit timm_models __init__"
     ).split(),
     "datasets": (
-        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card transforms.operations"
-        " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
-        " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets"
-        " loading.replacements loading"
-        " pixels.native.statistics identity copies copy_search overlap cache opening build __init__"
+        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes pixels.decode "
+        "pixels.card transforms.operations transforms.augment pixels.survey pixels types sources.tar targets.labels "
+        "targets.label_sets targets.numbers targets.number_tables balance changes fingerprint classes split "
+        "known_classes bad_images pixels.native transforms sources sources.torchvision_sets loading.replacements "
+        "loading pixels.native.statistics identity copies copy_search overlap cache opening build __init__"
     ).split(),
     "engine": (
-        "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
-        " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
-        " fine_tuning_rate quick_checks export report compare build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list"
-        " kept saves features.saved labelling features.start folds loop resumed check run __init__"
+        "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks "
+        "checkpoint confidence record settings_of_weights settings predict session provenance memory first_passes plan "
+        "eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare build batch_size "
+        "doctor eval_run evaluate_weights features short_trial choice callback_list kept saves features.saved "
+        "labelling features.start folds loop resumed check run __init__"
     ).split(),
 }
 

@@ -12,6 +12,7 @@ from models.weights.files import read_state_dict
 from tests.support.forks import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import run_folder, typed
+from tests.support.weight_files import write_run_weights
 
 pytestmark = pytest.mark.slow
 
@@ -71,3 +72,23 @@ def test_weights_of_an_old_version_predict_without_its_statistics(old, tmp_path)
     assert_names(ended.stderr, "no statistics", "halfstep 2.1", "2.3.0", "only the confidence")
     (row,) = json.loads((tmp_path / "x.json").read_text())["images"]
     assert row["predictions"][0]["probability"] > 0 and "known" not in row
+
+
+@pytest.mark.parametrize(
+    "words", ["predict PHOTO", "embed photos/a -output x.npz", "export -output x.onnx", "evaluate -data_path photos"]
+)
+def test_model_that_saw_other_images_than_today_is_refused_with_the_last_version_that_prepares_them(here, words):
+    """On squares, a model that was trained at the aspect ratio of its photos would silently answer worse."""
+    weights = write_run_weights(Path("old.safetensors"), more={"DATA.TOKENS": 64})
+    Path("photos/a").mkdir(parents=True)
+    Image.new("RGB", (40, 32)).save("photos/a/1.png")
+    command, *flags = words.replace("PHOTO", "photos/a/1.png").split()
+    program = "main_single_gpu.py" if command == "evaluate" else f"scripts/{command}.py"
+    first = ["-eval", "-pretrained", weights] if command == "evaluate" else [weights]
+    typed(program, *first, *flags).refused("DATA.TOKENS", weights, "2.3.0", "-pretrained")
+
+
+def test_run_on_squares_starts_from_a_model_that_saw_other_images(here):
+    weights = write_run_weights(Path("old.safetensors"), more={"DATA.TOKENS": 64})
+    words = ["-pretrained", weights, "-dataset", "digits", "-epochs", 1, "-output", "new", "-batch_size", 320]
+    assert typed("main_single_gpu.py", *words).returncode == 0

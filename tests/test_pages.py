@@ -210,7 +210,7 @@ def test_flags_in_sentences_of_a_page_exist_and_take_their_values(page):
 
 @functools.cache
 def known_names() -> set[str]:
-    """Return the names in capitals that a page may use: settings, by any of their endings, and constants of the code."""
+    """Return the names in capitals that a page may use: settings, by any ending, and constants of the code."""
     keys = [*ALL_SETTINGS, *SECTIONS, *RENAMED, *IGNORED, *REPLACED, *KEYS]
     endings = {key.split(".", place)[place] for key in keys for place in range(key.count(".") + 1)}
     folders = ("configs", "datasets", "engine", "models", "scripts", "tests", "utils")
@@ -395,7 +395,8 @@ def is_command(line: str) -> bool:
 #   statement WHY                the sentence is about something else
 LIMITS = re.compile(
     r"\b(can ?not|refus(e|es|ed)|unsupported|not supported?|(does|do) not support|untested|been (tested|measured)|"
-    r"not (tested|measured)|emulation|no \w+ yet|(is an|are) errors?|not available|lacks?|no longer be|not for [a-z]+)\b",
+    r"not (tested|measured)|emulation|no \w+ yet|(is an|are) errors?|not available|lacks?|no longer be|"
+    r"not for [a-z]+)\b",
     re.IGNORECASE,
 )
 # Pages for those who change the code, of figures and of faults; the settings, whose texts are in configs/schema.py; and

@@ -1,4 +1,4 @@
-"""Each row of the table of run hashes, started in several ways: a killed run ends with the same bits, the others close."""
+"""Each row of the table of run hashes, started in several ways: a killed run ends with the same bits, others close."""
 
 import functools
 import random
@@ -20,7 +20,8 @@ REFUSED = {
     ("adaptive_clipping", "fsdp2"): "TRAIN.CLIP_MODE",
     ("batch_norm", "fsdp2"): "DIST.STRATEGY",
 }
-# {row: the part of the result that depends on processes and micro-batches}. fsdp2 is compared with two processes of ddp.
+# {row: the part of the result that depends on processes and micro-batches}. fsdp2 is compared with two processes of
+# ddp.
 DIFFERENT = {
     "dropout": "the random numbers of an update depend on the process",
     "checkpointing": "drop path, as above",

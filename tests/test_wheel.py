@@ -1,4 +1,4 @@
-"""Builds the wheel, installs it into an empty environment, and runs `halfstep` from a folder with modules of the user's own.
+"""Builds the wheel, installs it into an empty environment, and runs `halfstep` from a folder with the user's modules.
 
 Nothing is downloaded: the packages that halfstep needs are those of the environment that runs the tests.
 """

@@ -1,7 +1,7 @@
-"""Files that programs write, read by other libraries and compared with other files or with values computed from the photos.
+"""Files that programs write, read by other libraries and compared with other files or values computed from the photos.
 
-The photos tell right from wrong: widths and heights differ, some are grey or transparent, one of each part is unreadable,
-and names have commas, quotes, line breaks, other alphabets and an order unlike that of their numbers.
+The photos tell right from wrong: widths and heights differ, some are grey or transparent, one of each part is
+unreadable, and names have commas, quotes, line breaks, other alphabets and an order unlike that of their numbers.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ MEAN, STD, SIDE, RESIZED, PATCH = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3), 12, 16, 4
 RATE, NUM_EPOCHS = 0.02, 12
 CLOSE = 3e-4  # single resized pixels may differ by 1
 SETTINGS = f"""
-DATA: {{DATASET: imagefolder, DATA_PATH: photos, IMAGE_SIZE: {SIDE}, CROP_PCT: 0.75, CROP_SCALE: [0.5, 1], BATCH_SIZE: 8,
+DATA: {{DATASET: imagefolder, DATA_PATH: photos, IMAGE_SIZE: {SIDE}, CROP_PCT: 0.75, CROP_SCALE: [0.5, 1], BATCH_SIZE:
+8,
        NUM_WORKERS: 0, DROP_LAST: false, IMAGENET_MEAN: {[*MEAN]}, IMAGENET_STD: {[*STD]}}}
 MODEL: {{TYPE: vit, NAME: tiny, PATCH_SIZE: {PATCH}, EMBED_DIM: 16, DEPTH: 1, NUM_HEADS: 2}}
 TRAIN: {{NUM_EPOCHS: {NUM_EPOCHS}, WARMUP_EPOCHS: 1, BASE_LR: {RATE}, MODEL_EMA: true, MODEL_EMA_DECAY: 0.8,

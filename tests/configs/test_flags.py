@@ -98,8 +98,8 @@ def test_setting_with_a_typing_mistake_is_suggested(key, place, form):
 
 def test_original_paddlevit_command_line_is_accepted():
     write("", "configs/vit.yaml")
-    command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet' -ngpus=8
-                 -eval -pretrained='./vit_base_patch16_224' -amp"""
+    command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet'
+                 -ngpus=8 -eval -pretrained='./vit_base_patch16_224' -amp"""
     config = load(shlex.split(command)).config
     assert (config.START.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.START.NGPUS) == (True, True, 32, 8)
     assert (config.DATA.DATA_PATH, config.MODEL.PRETRAINED) == ("/dataset/imagenet", "./vit_base_patch16_224")

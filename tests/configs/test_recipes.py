@@ -23,7 +23,8 @@ from models import build_model
 from tests.support.configs import meta_device
 from tests.support.runs import ROOT
 
-# From README_deit.md, README_revenge.md and main.py of DeiT: the number of GPUs, and the script's arguments and defaults.
+# From README_deit.md, README_revenge.md and main.py of DeiT: the number of GPUs, and the script's arguments and
+# defaults.
 DEFAULTS = {"batch": 256, "size": 224, "epochs": 300, "decay": 0.05, "drop_path": 0.1, "repeats": 3, "reprob": 0.25}
 DEFAULTS |= {"smoothing": 0.1, "aa": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3, "crop_pct": 0.875}
 DEIT3 = {"gpus": 8, "epochs": 800, "reprob": 0.0, "smoothing": 0.0, "aa": "3a", "crop_pct": 1.0}

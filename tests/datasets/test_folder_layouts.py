@@ -15,7 +15,7 @@ PICTURE = png(0)
 
 @st.composite
 def parts(draw) -> dict[str, dict[str, str]]:
-    """Draw {part: {path below the part: class}}. Validation has some of the classes, in folders of either Unicode form."""
+    """Draw {part: {path below it: class}}. Validation has some of the classes, in folders of either Unicode form."""
     classes = draw(st.lists(names(), min_size=2, max_size=3, unique=True))
     validated = draw(st.lists(st.sampled_from(classes), min_size=1, unique=True))
     found = {}

@@ -133,12 +133,26 @@ def make_classes(root: Path) -> None:
 
 # {data set: (its writer, the module and function that reads its files, a change to it)}
 KINDS = {
-    "imagenet2012": (make_lists, (listing, "read_list_file"), lambda root: make_list(root, ["8.jpg 2"], "val_list.txt")),
-    "csv": (make_csv, (csv_list, "read_csv_file"), lambda root: make_list(root, ["image_path,target", *(f"{number}.jpg,{number % 2}" for number in range(9))], "train.csv")),
+    "imagenet2012": (
+        make_lists,
+        (listing, "read_list_file"),
+        lambda root: make_list(root, ["8.jpg 2"], "val_list.txt"),
+    ),
+    "csv": (
+        make_csv,
+        (csv_list, "read_csv_file"),
+        lambda root: make_list(
+            root, ["image_path,target", *(f"{number}.jpg,{number % 2}" for number in range(9))], "train.csv"
+        ),
+    ),
     "imagefolder": (make_classes, (folder, "FolderScan"), lambda root: draw(root / "ant" / "new.png")),
     "shards": (make_set, (shards, "scan"), lambda root: write_tar(root / "train-000001.tar", samples(100, 4))),
-    "parquet": (make_parquet, (parquet, "_read_rows"), lambda root: write_parquet(root / "data" / "train-00001-of-00002.parquet", rows(range(3)), {"label": ANIMALS})),
-}  # fmt: skip
+    "parquet": (
+        make_parquet,
+        (parquet, "_read_rows"),
+        lambda root: write_parquet(root / "data" / "train-00001-of-00002.parquet", rows(range(3)), {"label": ANIMALS}),
+    ),
+}
 
 
 def everything_of(dataset: str, root: Path, **data) -> list:

@@ -72,7 +72,7 @@ def test_loading_does_not_change_the_global_random_state():
 
 @pytest.mark.parametrize(("world_size", "in_groups"), [(1, False), (3, False), (3, True)])
 def test_evaluation_covers_every_image_once(world_size, in_groups):
-    """Images in groups, as in Parquet files, are split into one range per process, so that each reads few extra groups."""
+    """Images in groups, as in Parquet files, are split into one range per process, so each reads few extra groups."""
     config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=17)  # for 120, 120 and 119 images
     _, val = open_sets(config)
     val.is_read_in_groups = in_groups

@@ -416,7 +416,7 @@ def test_notes_of_a_split_speak_of_ranges_and_not_of_classes():
 @given(st.integers(30, 250), st.integers(1, 60), st.integers(0, 999))
 @examples(60)
 def test_only_named_images_change_their_part_when_others_are_added(count, added, seed):
-    """The hash decides about the others. The notes name the images that are held out or kept because of their stratum."""
+    """The hash decides about the others. The notes name the images held out or kept because of their stratum."""
     rng = np.random.default_rng(seed)
     values = np.append(rng.standard_normal(count), 3 * rng.standard_normal(added))
     train, val, before = divided(values[:count], seed)

@@ -161,7 +161,7 @@ def test_run_without_overlapping_images_says_none(tmp_path):
 
 @pytest.mark.parametrize("step", [2, 5])
 def test_overlap_stays_unknown_without_the_state_of_all_images(photos, step):
-    """Without fingerprints of the loader's processes, there is no state. If images have changed, it is about other images."""
+    """Without the loader processes' fingerprints, there is no state. If images changed, it is about other images."""
     words, path = [*SAVED], photos.parent / "o/a/last.pth"
     run("main_single_gpu.py", *flags_for(photos), *words, faults={"signal_at": [step, signal.SIGTERM, [0]]})
     state = torch.load(path, weights_only=True)

@@ -22,7 +22,8 @@ FILL = (124, 116, 104)
 MEAN = (0.485, 0.456, 0.406)
 TIMM = """original original-mstd0.5 originalr originalr-mstd2 v0 v0-mstd0.5 v0r v0r-mstd101 3a 3a-mstd0.5
 rand rand-m9 rand-m9-mstd0.5-inc1 rand-m9-n3-mstd1 rand-m7-n4-p0.3-inc1 rand-m9-mstd101-inc1 rand-m15-mstd0.5-inc1
-rand-m10-n1-p1-mstd101-inc1 rand-m15-mmax20-mstd0.5-inc1 rand-m30-mmax40-n3-p1 rand-m5-mmax0 rand-m9-n4-p1-tweights rand-t3a-n3 rand-m8-inc1-t3aw-n5
+rand-m10-n1-p1-mstd101-inc1 rand-m15-mmax20-mstd0.5-inc1 rand-m30-mmax40-n3-p1 rand-m5-mmax0 rand-m9-n4-p1-tweights
+rand-t3a-n3 rand-m8-inc1-t3aw-n5
 augmix augmix-m3-w3 augmix-m9-w2-d3 augmix-m5-w4-d2-mstd0 augmix-m3-w1-a0.3 augmix-m5-mstd0.5""".split()
 
 

@@ -42,7 +42,7 @@ def test_classes_sharing_file_names_keep_their_validation_share():
 
 @pytest.fixture
 def relabelled(tmp_path) -> tuple[Path, str]:
-    """Return a CSV file of ants, bees and cats, and its text after all bees were relabelled as ants, in the same folder."""
+    """Return a CSV file of ants, bees and cats, and its text with all bees relabelled as ants, in the same folder."""
     names = [f"{name}/{name}{number}.png" for name in ("ant", "bee", "cat") for number in range(60)]
     for name in names:
         draw(tmp_path / name)

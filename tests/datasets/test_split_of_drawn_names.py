@@ -1,4 +1,4 @@
-"""Drawn names of images: each image is in one part, and stays there when the data grow, move, or get other class names."""
+"""Drawn image names: each image is in one part, and stays there when the data grow, move, or get other class names."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""torchvision/NAME, cifar10 and cifar100: small files in torchvision's layouts, and the messages if they are missing."""
+"""torchvision/NAME, cifar10 and cifar100: small files in torchvision's layouts, and messages if they are missing."""
 
 import inspect
 import pickle

@@ -42,7 +42,7 @@ def read(path):
 
 
 def test_unevaluated_checkpoint_keeps_last_choice_of_raw_or_ema_weights(scored):
-    """Checkpoints record the choice: epochs 2 and 4 are evaluated, epoch 3 is not, and the run is resumed after epoch 2."""
+    """Checkpoints record the choice: epochs 2 and 4 are evaluated, 3 is not, and the run is resumed after epoch 2."""
     words = [*EMA, "VALIDATE_FREQ=2", "SAVE_FREQ=1"]
     scored([70, 1.0], [20, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=2"])
     _, folder = scored([20, 1.0], [70, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=4"])

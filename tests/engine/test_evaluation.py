@@ -1,4 +1,4 @@
-"""Scores match counts in plain Python, image by image; multi-label scores match scikit-learn, for any number of processes."""
+"""Scores match per-image counts in plain Python; multi-label scores match scikit-learn, for any number of processes."""
 
 import weakref
 

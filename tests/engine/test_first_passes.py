@@ -1,4 +1,4 @@
-"""Before the first update, micro-batches shrink until they fit; memory that runs out later ends the run with a command."""
+"""Before the first update, micro-batches shrink until they fit; a later lack of memory ends the run with a command."""
 
 import re
 import shlex

@@ -294,7 +294,10 @@ WRITES = {"write_bytes", "tofile", "save_file", "to_csv", "rename", "savetxt", "
 
 
 def writes_directly(call: ast.Call) -> bool:
-    """Return whether a call writes to a path. `write_text(path, text)` of utils/files.py has the path as an argument."""
+    """Return whether a call writes to a path.
+
+    `write_text(path, text)` of utils/files.py has the path as an argument.
+    """
     if isinstance(call.func, ast.Attribute):
         return call.func.attr in WRITES or (call.func.attr == "write_text" and len(call.args) == 1)
     modes = [str(each.value) for each in call.args[1:2] if isinstance(each, ast.Constant)]

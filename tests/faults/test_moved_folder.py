@@ -1,4 +1,4 @@
-"""A run whose folder is moved, replaced or deleted ends with a message, and saves nothing to the folder in its place."""
+"""A run whose folder is moved, replaced or deleted ends with a message and saves nothing to the folder in its place."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ SHARDED = ("-batch_size", "4", *FAST, "DIST.STRATEGY=fsdp2")
 
 
 def assert_ended(output: Path, ended: Ended) -> None:
-    """Assert that the run ended with code 1 and one line, and that checkpoints and status of the other run are unchanged."""
+    """Assert that the run ended with code 1 and one line, and the other run's checkpoints and status are unchanged."""
     assert set(ended.codes) == {1} and "Traceback" not in ended.printed, ended.printed
     assert {(output / "exp" / name).read_text() for name in OF_ANOTHER_RUN} == {"of another run"}
     assert not {*(output / "exp").rglob("*.pth")} - {output / "exp" / name for name in OF_ANOTHER_RUN}

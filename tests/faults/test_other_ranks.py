@@ -1,4 +1,4 @@
-"""Processes that are started one by one are refused if their settings, images or source files differ from process 0's."""
+"""Processes started one by one are refused if their settings, images or source files differ from process 0's."""
 
 import os
 import shutil

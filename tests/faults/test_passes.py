@@ -61,7 +61,10 @@ def root(tmp_path_factory) -> Path:
 
 
 def start(name: str, here: Path, code: int | str, *more: str, processes: int = 1, **faults: list) -> str:
-    """Run the pass in this folder, and return what it prints. Its processes must have this exit code and must be gone."""
+    """Run the pass in this folder, and return what it prints.
+
+    Its processes must have this exit code and must be gone.
+    """
     main = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     script, *words = PASSES[name].command.format(main=main, train=TRAIN).split()
     options = {"faults": {"draw_no_curves": [], "judge_no_labels": []} | faults, "environment": {MARK: str(here)}}
@@ -133,7 +136,10 @@ def files_of(disk: Path) -> dict[str, bytes]:
 
 
 def stop(name: str, here: Path, code: int | str, **faults: list) -> str:
-    """Run the pass with a fault that stops it. It may leave no part of a file, and must keep the files of an earlier call."""
+    """Run the pass with a fault that stops it.
+
+    It may leave no part of a file, and must keep the files of an earlier call.
+    """
     disk, before = here / "disk", files_of(here / "disk")
     printed, after = start(name, here, code, **faults), files_of(disk)
     assert {path: after.get(path) for path in before} == before

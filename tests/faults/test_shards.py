@@ -1,4 +1,4 @@
-"""Sharded checkpoints: those killed during a save, damaged or incomplete are never loaded, and no shards are left over."""
+"""Sharded checkpoints that are damaged, incomplete or from a killed save are never loaded, and no shards remain."""
 
 import json
 import signal

@@ -14,8 +14,8 @@ from tests.gpu.trainers import BATCH, first_batches, relative_error, small_train
 
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")
 # Everything that an update can do besides the model. None of it may make the host wait for the device.
-BUSY = """TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.GRAD_CLIP=1.0
-TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.WORKERS=threads DATA.NUM_WORKERS=2 DATA.DATASET=digits
+BUSY = """TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true
+TRAIN.GRAD_CLIP=1.0 TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.WORKERS=threads DATA.NUM_WORKERS=2 DATA.DATASET=digits
 DATA.IMAGE_SIZE=32 DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=0.5 DATA.IMAGENET_STD=0.5 MODEL.PATCH_SIZE=8""".split()
 
 
@@ -117,7 +117,8 @@ def gradients(device: str, options: list[str], num_batches: int, wrapped: bool) 
     half = any(each.startswith("PRECISION") for each in options)
     trainer = small_trainer(device, f"AMP={half}", f"TRAIN.ACCUM_ITER={num_batches}", *options)
     if wrapped:
-        # World size 2, because a single process is not wrapped. The group has one process, so the average is its gradient.
+        # World size 2, because a single process is not wrapped. The group has one process, so the average is its
+        # gradient.
         process = dataclasses.replace(trainer.process, world_size=2)
         trainer.parallel = Parallel(process, trainer.precision.half if "PRECISION.REDUCE=half" in options else None)
         trainer.replicate(accumulates=num_batches > 1)

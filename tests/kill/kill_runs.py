@@ -2,14 +2,14 @@
 
     python tests/kill/kill_runs.py -quick
 
-A small ViT (-amp with bfloat16, drop path, mixup, EMA, accumulation) is trained once without interruption. Then runs are
-killed at moments drawn uniformly from the duration of that run, including start-up and saves, and restarted with -resume
-auto until they finish, until all kills are used. (tests/faults/test_killed.py kills at every moment of a save.) KINDS lists
-the kinds of runs; -quick kills only the first. With two processes, the killed process is drawn at random. Half of
-these kills happen under main_multi_gpu.py's own launcher, which ends the run, and half under torchrun --max-restarts, which
-restarts it. Prints a Markdown table. The exit code is 1 if a run was lost, ended with another hash, or left a process
-behind. Needs Linux. With `-program halfstep`, the installed program starts the runs (`halfstep train ...`), not the files of
-this tree.
+A small ViT (-amp with bfloat16, drop path, mixup, EMA, accumulation) is trained once without interruption. Then runs
+are killed at moments drawn uniformly from the duration of that run, including start-up and saves, and restarted with
+-resume auto until they finish, until all kills are used. (tests/faults/test_killed.py kills at every moment of a save.)
+KINDS lists the kinds of runs; -quick kills only the first. With two processes, the killed process is drawn at random.
+Half of these kills happen under main_multi_gpu.py's own launcher, which ends the run, and half under torchrun
+--max-restarts, which restarts it. Prints a Markdown table. The exit code is 1 if a run was lost, ended with another
+hash, or left a process behind. Needs Linux. With `-program halfstep`, the installed program starts the runs (`halfstep
+train ...`), not the files of this tree.
 """
 
 import argparse
@@ -32,9 +32,9 @@ from tests.support.forks import MARK, ROOT, find_processes, kill, variables_of
 from tests.support.number_rows import write_digits
 
 SETTINGS = """
-DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 16, NUM_WORKERS: 1}
-MODEL: {TYPE: vit, NAME: vit_kill_runs, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2, DROPPATH: 0.2, DROPOUT: 0.1}
-TRAIN:
+DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 16, NUM_WORKERS:
+1} MODEL: {TYPE: vit, NAME: vit_kill_runs, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2, DROPPATH: 0.2, DROPOUT:
+0.1} TRAIN:
   {WARMUP_EPOCHS: 1, BASE_LR: 1e-3, WEIGHT_DECAY: 0.05, GRAD_CLIP: 1.0, ACCUM_ITER: 2, SMOOTHING: 0.1,
    MIXUP_ALPHA: 0.8, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
 AMP: true
@@ -291,7 +291,7 @@ def flags_of(kind: str, folder: Path) -> list[str]:
 def kill_runs(
     methods: list[StartMethod], kills: int, seed: int, flags: list[str], folder: Path
 ) -> list[tuple[StartMethod, str, list[Outcome]]]:
-    """For each start method, all with equally many processes: return the hash of an uninterrupted run, and the outcomes."""
+    """Return [(method, hash of an uninterrupted run, outcomes)] for methods that all have equally many processes."""
     num_processes = methods[0].num_processes
     whole = KilledRun(methods[0], flags, folder / f"{num_processes}-uninterrupted")
     expected = hash_of(whole.kill_and_resume(None, 0))

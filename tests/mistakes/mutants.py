@@ -1,8 +1,8 @@
 """Finds the small mistakes (mutants) that somebody could make in a Python file, as replacements of its text.
 
-Most are the operators of mutation testing: another comparison or arithmetic operator, `and` for `or`, a dropped `not`, a
-number changed by one, an inverted condition, a loop left early. Others are the mistakes of this program: a statement, a
-keyword or `sorted` left out, swapped arguments, rank for local_rank, height for width, the raw weights for the EMA's.
+Most are the operators of mutation testing: another comparison or arithmetic operator, `and` for `or`, a dropped `not`,
+a number changed by one, an inverted condition, a loop left early. Others are the mistakes of this program: a statement,
+a keyword or `sorted` left out, swapped arguments, rank for local_rank, height for width, the raw weights for the EMA's.
 """
 
 import ast

@@ -3,8 +3,8 @@
     python tests/mistakes/plant.py                    the known mistakes of catalogue.jsonl: about an hour on two cores
     python tests/mistakes/plant.py B02 B19            only these
     python tests/mistakes/plant.py -places            only check whether each can still be planted
-    python tests/mistakes/plant.py -drawn 150 -seed 7 -output FOLDER    mistakes (mutants.py) on lines that the seed draws
-    python tests/mistakes/plant.py -since COMMIT -minutes 15 -output FOLDER    the same, on lines changed since a commit
+    python tests/mistakes/plant.py -drawn 150 -seed 7 -output FOLDER mistakes (mutants.py) on lines that the seed draws
+    python tests/mistakes/plant.py -since COMMIT -minutes 15 -output FOLDER the same, on lines changed since a commit
 
 A row of catalogue.jsonl has an id, a file, a text in it, the text with the mistake, the claim that the mistake
 violates, and the closest tests, which are run. The exit code is 1 if a mistake is not noticed, or if its text is gone.
@@ -190,7 +190,8 @@ def report(rows: list[dict]) -> str:
     text += [f"\n{row['file']} ({row['outcome']}, {row['operator']})\n{row['diff']}" for row in others]
     low, high = wilson_interval(100 * len(noticed) / len(counted), len(counted)) if counted else (0, 100)
     text += [
-        f"\n{len(noticed)} of {len(counted)} noticed: {100 * len(noticed) / max(len(counted), 1):.1f}%, interval {low:.1f} to {high:.1f}%"
+        f"\n{len(noticed)} of {len(counted)} noticed: {100 * len(noticed) / max(len(counted), 1):.1f}%, interval "
+        f"{low:.1f} to {high:.1f}%"
     ]
     kinds = Counter(row["outcome"] for row in others)
     text += [f"the others: {', '.join(f'{number} {kind}' for kind, number in kinds.items()) or 'none'}"]

@@ -2,8 +2,8 @@
 
     LINES_FOLDER=FOLDER python -m pytest -p tests.mistakes.recorder -n 3 --dist loadfile
 
-Each process writes a JSON file to FOLDER: {"lines": {context: {file: bits of its lines in hex}}, "seconds": {context: seconds},
-"fixtures": {test: contexts of its fixtures}}. A context is a test, or a fixture that several tests share.
+Each process writes a JSON file to FOLDER: {"lines": {context: {file: bits of its lines in hex}}, "seconds": {context:
+seconds}, "fixtures": {test: contexts of its fixtures}}. A context is a test, or a fixture that several tests share.
 """
 
 import atexit

@@ -41,7 +41,7 @@ def compile_with(monkeypatch: pytest.MonkeyPatch, backend) -> None:
 
 
 def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the number of new graphs: in an epoch with a smaller last batch, in evaluations of weights and EMA, again."""
+    """Return new graph counts: in an epoch with a smaller last batch, in evaluations of weights and EMA, and again."""
     graphs, found = [], []
 
     def backend(graph, inputs):
@@ -72,7 +72,8 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
 LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
 MODES = {  # each scope and each option that changes the forward is in one of these cases
     "float32, checkpointed blocks": "COMPILE=blocks TRAIN.GRAD_CHECKPOINTING=true",
-    "float16 with lists, residual in half": f"AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=true {LISTS}",
+    "float16 with lists, residual in "
+    "half": f"AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=true {LISTS}",
     "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE=true",
 }
 
@@ -126,7 +127,8 @@ SMALLER = "AMP=true DATA.DATASET=digits DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN
 SMALLER += " DATA.BATCH_SIZE=512 DATA.BATCH_SIZE_EVAL=200 DATA.NUM_WORKERS=0 DATA.DROP_LAST=false MODEL.PRETRAINED=None"
 OF_KIND = {
     "vit": "DATA.IMAGE_SIZE=8 MODEL.PATCH_SIZE=4 MODEL.EMBED_DIM=16 MODEL.NUM_HEADS=2 MODEL.DEPTH=3",
-    "timm": "DATA.IMAGE_SIZE=16 MODEL.NAME=test_resnet AMP=false",  # half-precision convolutions take a minute on many CPUs
+    "timm": "DATA.IMAGE_SIZE=16 MODEL.NAME=test_resnet "
+    "AMP=false",  # half-precision convolutions take a minute on many CPUs
 }
 
 

@@ -1,4 +1,4 @@
-"""The first layer of weights for red, green and blue, fitted to the channels of images with the values of their files."""
+"""The first layer of weights for red, green and blue, fitted to the channels of images with their files' values."""
 
 import pytest
 import torch

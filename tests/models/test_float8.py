@@ -74,7 +74,9 @@ def test_float8_is_refused_on_old_gpu_or_without_torchao(monkeypatch, capability
 
 @pytest.mark.parametrize(("ratio", "mlp"), [(4, ["fc1"]), (6, ["fc1", "fc2"])])
 def test_only_large_linear_layers_compute_in_float8(tmp_path, ratio, mlp):
-    """In ViT-Base: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), not a last block for only the class token,
+    """In ViT-Base: qkv (2304 outputs) and fc1 (3072).
+
+    Not proj and fc2 (768), not a last block for only the class token,
     and not a classifier of any size. At a ratio of 6, fc2 has 4608 inputs."""
     options = (
         "AMP=true",

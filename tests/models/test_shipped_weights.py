@@ -1,4 +1,4 @@
-"""The weights of ImageNet that come with halfstep: their file, their metadata, and the names under which they are read."""
+"""The ImageNet weights that come with halfstep: their file, their metadata, and the names under which they are read."""
 
 import hashlib
 import shutil

@@ -1,4 +1,4 @@
-"""Every model transform, and the list of all transforms, can be reverted completely; recomputed blocks keep all numbers."""
+"""Every model transform, and the list of all, can be reverted completely; recomputed blocks keep all numbers."""
 
 import copy
 

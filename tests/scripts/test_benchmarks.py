@@ -171,6 +171,9 @@ def test_loader_benchmark_uses_synthetic_images_only_to_time_updates(monkeypatch
     monkeypatch.setattr(
         loader, "StepWorker", lambda words, role="step": asked.append(load(words).config.DATA) or FakeWorker()
     )
-    words = f"limits -seconds 0 -cfg configs/vit_tiny_patch16_224.yaml -dataset imagefolder -data_path {tmp_path} -batch_size 2"
+    words = (
+        "limits -seconds 0 -cfg configs/vit_tiny_patch16_224.yaml -dataset imagefolder "
+        f"-data_path {tmp_path} -batch_size 2"
+    )
     assert loader.main(words.split()) == 0
     assert [each.DATASET for each in asked] == ["imagefolder", "synthetic", "imagefolder"]

@@ -54,7 +54,7 @@ def image_graph(trained, tmp_path_factory):
 
 @pytest.fixture
 def export_changed(trained, tmp_path, monkeypatch):
-    """Return a function that exports a model, whose graph returns change(photo, probabilities, known) when it is loaded."""
+    """Return a function that exports a model whose loaded graph returns change(photo, probabilities, known)."""
 
     def export_changed(change, checkpoint=trained):
         def load(subject, path):

@@ -1,4 +1,4 @@
-"""halfstep from-timm: its output for published recipes trains like timm's own objects, and it names every difference."""
+"""halfstep from-timm: its output for published recipes trains like timm's own objects, and it names each difference."""
 
 import shlex
 from types import SimpleNamespace
@@ -27,21 +27,26 @@ from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
-EFFICIENTNET = """--sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8 --warmup-lr 1e-6
---weight-decay 1e-5 --aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp"""
-A1 = "--opt lamb --lr 5e-3 --weight-decay .01 --bce-loss --aa rand-m7-mstd0.5-inc1 --mixup .2 --cutmix 1 --warmup-lr 1e-6"
-VIT = """--opt adamw --weight-decay .05 --aa rand-m9-mstd0.5-inc1 --reprob .25 --mixup .8 --cutmix 1 --warmup-lr 1e-6 --min-lr 1e-5
---drop-path .1 --lr 1e-3"""
+EFFICIENTNET = """--sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8
+--warmup-lr 1e-6 --weight-decay 1e-5 --aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp"""
+A1 = """--opt lamb --lr 5e-3 --weight-decay .01 --bce-loss --aa rand-m7-mstd0.5-inc1 --mixup .2 --cutmix 1
+--warmup-lr 1e-6"""
+VIT = """--opt adamw --weight-decay .05 --aa rand-m9-mstd0.5-inc1 --reprob .25 --mixup .8 --cutmix 1 --warmup-lr 1e-6
+--min-lr 1e-5 --drop-path .1 --lr 1e-3"""
 # {model: arguments}: the first five from timm's documentation of train.py, the others from the papers of the models.
 RECIPES = {
-    "seresnet34": "4 --sched cosine --epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 --remode pixel --batch-size 256 --amp -j 4",
-    "efficientnet_b2": f"2 -b 128 {EFFICIENTNET} --drop 0.3 --drop-path 0.2 --model-ema --model-ema-decay 0.9999 --lr .016",
+    "seresnet34": "4 --sched cosine --epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 --remode pixel --batch-size "
+    "256 --amp -j 4",
+    "efficientnet_b2": f"2 -b 128 {EFFICIENTNET} --drop 0.3 --drop-path 0.2 --model-ema --model-ema-decay 0.9999 --lr "
+    ".016",
     "mixnet_xl": f"2 -b 128 {EFFICIENTNET} --decay-rate .969 --drop 0.3 --reprob .3 --lr .016 --dist-bn reduce",
     "resnet50": "2 -b 64 --sched cosine --epochs 200 --lr 0.05 --amp --reprob 0.6 --aa rand-m9-mstd0.5-inc1",
-    "resnext50_32x4d": "8 --lr 0.6 --epochs 240 --weight-decay 1e-4 --reprob 0.4 --recount 3 --aa rand-m7-mstd0.5-inc1 -b 192",
+    "resnext50_32x4d": "8 --lr 0.6 --epochs 240 --weight-decay 1e-4 --reprob 0.4 --recount 3 --aa rand-m7-mstd0.5-inc1 "
+    "-b 192",
     "resnet50d": f"8 -b 256 --epochs 600 {A1} --drop-path .05 --smoothing 0 --model-kwargs zero_init_last=False",
     "deit_small_patch16_224": f"8 -b 128 --epochs 300 {VIT} --aug-repeats 3",
-    "convnext_tiny": f"8 -b 128 --epochs 300 --warmup-epochs 20 --grad-accum-steps 4 {VIT} --model-ema --layer-decay .8",
+    "convnext_tiny": f"8 -b 128 --epochs 300 --warmup-epochs 20 --grad-accum-steps 4 {VIT} --model-ema --layer-decay "
+    ".8",
     "swin_tiny_patch4_window7_224": f"8 -b 128 --epochs 300 --warmup-epochs 20 --clip-grad 5 {VIT}",
     "vit_tiny_patch16_224": f"4 -b 256 --epochs 90 --warmup-prefix --cooldown-epochs 5 --sched-on-updates {VIT}",
 }
@@ -168,8 +173,8 @@ def test_numeric_looking_text_in_timm_arguments_stays_text(here, name):
 # Arguments with which many others have an effect.
 CONTEXTS = (
     "--lr .1",
-    "--lr .1 --amp --pretrained --mixup .1 --model-ema --bce-loss --torchcompile --reprob .1 --clip-grad 1 --sched step "
-    "--opt adamw",
+    "--lr .1 --amp --pretrained --mixup .1 --model-ema --bce-loss --torchcompile --reprob .1 --clip-grad 1 --sched "
+    "step --opt adamw",
     "--sched multistep --opt adamw",
 )
 

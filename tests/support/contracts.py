@@ -1,8 +1,8 @@
 """Contracts of the main interfaces, checked at every call in all tests and in the programs that they start.
 
-CONTRACTS has a row for each interface: its dotted name, and a function of its arguments (by name, in `it`) and its result
-that returns whether the contract holds. `install` wraps the interfaces. A broken contract raises an AssertionError with the
-name of the interface and its result, and fails the test even if the program catches the error.
+CONTRACTS has a row for each interface: its dotted name, and a function of its arguments (by name, in `it`) and its
+result that returns whether the contract holds. `install` wraps the interfaces. A broken contract raises an
+AssertionError with the name of the interface and its result, and fails the test even if the program catches the error.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Strategies that draw names of files and folders as users have them: with accents in both forms, spaces, quotes and commas."""
+"""Strategies that draw file and folder names as users have them: accents in both forms, spaces, quotes and commas."""
 
 from unicodedata import normalize
 

@@ -1,4 +1,4 @@
-"""Starts programs as forks of a server that has already imported torch: a start takes milliseconds, not three seconds."""
+"""Starts programs as forks of a server that has imported torch: a start takes milliseconds, not three seconds."""
 
 import atexit
 import contextlib
@@ -26,7 +26,7 @@ STARTED: list[BaseProcess] = []  # processes that the tests of a module started
 
 
 def put_halfstep_on_path(folder: Path) -> None:
-    """Write the program `halfstep` of this checkout into a folder, for this process and the processes that it starts."""
+    """Write the program `halfstep` of this checkout into a folder, for this process and the processes it starts."""
     program = folder / "halfstep"
     program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(ROOT / "halfstep/__main__.py")])} "$@"\n')
     program.chmod(0o755)
@@ -154,7 +154,7 @@ def run_program(program: str, arguments: Sequence[str], faults: dict[str, list])
 
 
 class ForkingPopen(subprocess.Popen):
-    """A Popen that runs `python FILE.py ...` and `python -m MODULE ...` in a fork, which need not import torch again."""
+    """A Popen that runs `python FILE.py ...` and `python -m MODULE ...` in a fork, without importing torch again."""
 
     def __init__(self, args: Sequence[str], *rest, env: Mapping[str, str] | None = None, **options):
         program, *words = args

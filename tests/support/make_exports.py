@@ -3,7 +3,8 @@
     python -m tests.support.make_exports [KIND ...]
 
 Trains a small run of each kind, and writes its best weights to tests/data/strangers/VERSION/KIND.safetensors and, where
-the format exists, as a folder for Hugging Face. KIND.json has the run's validation score and predictions of some images.
+the format exists, as a folder for Hugging Face. KIND.json has the run's validation score and predictions of some
+images.
 """
 
 import json
@@ -23,11 +24,9 @@ from utils import VERSION
 
 EXPORTS = ROOT / "tests/data/strangers"
 BASE = """
-DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 16, NUM_WORKERS: 0}
-MODEL: {TYPE: vit, PATCH_SIZE: 4, EMBED_DIM: 8, DEPTH: 2, NUM_HEADS: 2}
-TRAIN: {NUM_EPOCHS: 8, WARMUP_EPOCHS: 1, BASE_LR: 1e-2, BEST_EPOCH: highest}
-TRACK: []
-REPORT: false
+DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 16, NUM_WORKERS:
+0} MODEL: {TYPE: vit, PATCH_SIZE: 4, EMBED_DIM: 8, DEPTH: 2, NUM_HEADS: 2} TRAIN: {NUM_EPOCHS: 8, WARMUP_EPOCHS: 1,
+BASE_LR: 1e-2, BEST_EPOCH: highest} TRACK: [] REPORT: false
 """
 CONVOLUTIONS = "MODEL.TYPE=timm MODEL.NAME=test_resnet MODEL.KWARGS.channels=[4,4,8,8] TRAIN.MODEL_EMA=true"
 START = "MODEL.PRETRAINED=strangers/classes.safetensors"

@@ -2,8 +2,8 @@
 
     python -m tests.support.make_saved_runs [KIND ...]
 
-Each run is stopped in the middle of an epoch. Its folder is copied to tests/data/saved_runs/VERSION/KIND. Then the run is
-resumed to its end, and the losses are written next to the copy, in KIND.json.
+Each run is stopped in the middle of an epoch. Its folder is copied to tests/data/saved_runs/VERSION/KIND. Then the run
+is resumed to its end, and the losses are written next to the copy, in KIND.json.
 """
 
 import json

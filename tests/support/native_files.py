@@ -1,4 +1,4 @@
-"""Writers of small image files with the values of an array: .npy, TIFF, PNG of 16 bits, DICOM, and all that Pillow writes."""
+"""Writers of small image files with an array's values: .npy, TIFF, 16-bit PNG, DICOM, and all that Pillow writes."""
 
 import io
 from typing import Any

@@ -62,7 +62,7 @@ def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
 
 
 def place_of(text: str) -> tuple[str, int]:
-    """Return the address and the port of a socket in /proc/net/tcp, which has 32-bit words in the order of the processor."""
+    """Return the address and port of a socket in /proc/net/tcp, which has 32-bit words in native byte order."""
     address, port = text.split(":")
     words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
     return str(ipaddress.ip_address(b"".join(words))), int(port, 16)

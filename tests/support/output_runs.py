@@ -1,4 +1,4 @@
-"""The data and the finished runs of the table of outputs (output_table.py), made so that most mistakes change an output.
+"""The data and finished runs of the table of outputs (output_table.py), made so that most mistakes change an output.
 
 The data are drawn by code. The runs are trained once and stored, because weights that were trained on another processor
 differ slightly:

@@ -1,7 +1,7 @@
 """The table of outputs: commands on small stored runs, and the text of everything that each of them prints and writes.
 
-tests/test_outputs.py compares the texts with the expected ones in tests/data/outputs, which scripts/maintenance/outputs.py
-writes.
+tests/test_outputs.py compares the texts with the expected ones in tests/data/outputs, which
+scripts/maintenance/outputs.py writes.
 """
 
 import argparse
@@ -94,11 +94,13 @@ ROWS = {
     "predict_plain": "predict.py runs/vit/last photos/猫 'new/*.png' 'new/in/[23].png' @photos.txt -raw -into sorted",
     "predict_raw": "predict.py runs/labels new -raw -flip -json out.json -batch_size 3 -top 2",
     "predict_flip": "predict.py runs/convnet new -flip -csv out.csv -classes names.txt -unsure 0.4 -into sorted",
-    "predict_unknown": "predict.py runs/lora new photos/zebra -unknown 0.8 -csv out.csv -json out.json -into sorted -sheet a.jpg",
+    "predict_unknown": "predict.py runs/lora new photos/zebra -unknown 0.8 -csv out.csv -json out.json -into sorted "
+    "-sheet a.jpg",
     "predict_unknown_run": "predict.py runs/vit new -unknown 0.6 -top 2 -device cpu",
     "predict_attention": "predict.py runs/vit new/in new/4.png -attention maps -unsure 0.5 -sheet out.png",
     "predict_attention_labels": "predict.py runs/labels new/in -attention maps -flip -raw",
-    "predict_settings": "predict.py runs/vit -list photos.txt -opts DATA.CROP_PCT=1.0 DATA.CROP_MODE=squash -amp false -top 6 -ngpus 1 -image_size 24",
+    "predict_settings": "predict.py runs/vit -list photos.txt -opts DATA.CROP_PCT=1.0 DATA.CROP_MODE=squash -amp false "
+    "-top 6 -ngpus 1 -image_size 24",
     "predict_cfg": "predict.py runs/vit -cfg base.yaml -opts DATA.EXIF=ignore -list photos.txt -json out.json",
     "predict_all_labels": "predict.py runs/labels/best.pth photos/Apple new/5.png -csv out.csv -sheet out.png",
     # report.py
@@ -116,12 +118,15 @@ ROWS = {
     "compare_any_data": "compare.py runs/labels runs/vit -any_data -metric top1",
     # labels.py
     "labels_run": "labels.py runs/vit -output found",
-    "labels_sweep": "labels.py runs/sweep -output found && confirm found/labels.csv && labels.py runs/sweep -apply found/labels.csv -output lists",
+    "labels_sweep": "labels.py runs/sweep -output found && confirm found/labels.csv && labels.py runs/sweep -apply "
+    "found/labels.csv -output lists",
     "labels_lora": "labels.py runs/lora -output found -no_copies",
-    "labels_weights": "labels.py runs/vit/best.pth -data_path photos -dataset imagefolder -raw -output found -batch_size 7",
+    "labels_weights": "labels.py runs/vit/best.pth -data_path photos -dataset imagefolder -raw -output found "
+    "-batch_size 7",
     "labels_next": "labels.py runs/vit -next 5 new -output next -into chosen",
     "labels_next_raw": "labels.py runs/convnet -next 3 new -output next -strangers -raw -no_copies",
-    "labels_next_settings": "labels.py runs/vit -next 4 new -device cpu -opts DATA.CROP_PCT=1.0 -cfg base.yaml -output next -image_size 24",
+    "labels_next_settings": "labels.py runs/vit -next 4 new -device cpu -opts DATA.CROP_PCT=1.0 -cfg base.yaml -output "
+    "next -image_size 24",
     "labels_next_moved": "labels.py runs/lora -next 14 new -strangers -data_path photos -output next -amp false",
     # embed.py
     "embed_npz": "embed.py runs/vit new -output features.npz",
@@ -129,7 +134,8 @@ ROWS = {
     "embed_examples": "embed.py runs/convnet new -examples photos -top 2 -csv out.csv -json out.json -sheet out.png",
     "embed_into": "embed.py runs/lora new -examples photos -into sorted -unsure 0.5 -device cpu",
     "embed_near": "embed.py runs/vit photos -near new/3.png -top 5 -sheet near.jpg",
-    "embed_settings": "embed.py runs/vit photos -near new/in/2.png -opts DATA.CROP_MODE=squash -cfg base.yaml -amp false -image_size 24",
+    "embed_settings": "embed.py runs/vit photos -near new/in/2.png -opts DATA.CROP_MODE=squash -cfg base.yaml -amp "
+    "false -image_size 24",
     # export.py
     **{f"export_{name}": f"export.py runs/{name} -output out.safetensors" for name in MODELS},
     "export_checkpoint": "export.py runs/vit/last -output whole.pth",
@@ -139,15 +145,19 @@ ROWS = {
     "export_hf_worse": "export.py runs/labels -to hf -output hub -raw",
     "export_onnx": "export.py runs/lora -output out.onnx -calibrated",
     "export_torch": "export.py runs/convnet -output out.pt2 -photo -data_path photos",
-    "export_web": "export.py runs/vit -to web -output page -runtime runtime && predict.py page/model.onnx new -top 2 -json out.json",
+    "export_web": "export.py runs/vit -to web -output page -runtime runtime && predict.py page/model.onnx new -top 2 "
+    "-json out.json",
     # the others
     "models": "models.py && models.py test_vit && models.py 'vit_tiny*' in21k -all",
     "sweep_table": "sweep.py -output runs/sweep -table && sweep.py -output runs/sweep -trial 4",
-    "sweep_plan": "sweep.py -cfg base.yaml -over MODEL.DEPTH=2,4 TRAIN.BASE_LR=1e-3,3e-3 -seeds 0,2 -folds 2 -output grid -table",
-    "from_timm": "from_timm.py -- train.py photos --model test_vit --opt lamb -b 64 --lr-base 0.01 --epochs 7 --mixup 0.2 --aa rand-m7 --val-split val",
+    "sweep_plan": "sweep.py -cfg base.yaml -over MODEL.DEPTH=2,4 TRAIN.BASE_LR=1e-3,3e-3 -seeds 0,2 -folds 2 -output "
+    "grid -table",
+    "from_timm": "from_timm.py -- train.py photos --model test_vit --opt lamb -b 64 --lr-base 0.01 --epochs 7 --mixup "
+    "0.2 --aa rand-m7 --val-split val",
     "from_timm_file": "from_timm.py -- args.yaml --bce-loss --model-ema --drop-path 0.1 --amp",
-    "make_shards": "make_shards.py -dataset imagefolder -data_path photos -output shards -samples_per_shard 9 -shuffle_seed 3"
-    " -opts DATA.VAL_FRACTION=0.3 && main_single_gpu.py -check -cfg base.yaml -dataset shards -data_path shards",
+    "make_shards": "make_shards.py -dataset imagefolder -data_path photos -output shards -samples_per_shard 9 "
+    "-shuffle_seed 3 -opts DATA.VAL_FRACTION=0.3 && main_single_gpu.py -check -cfg base.yaml -dataset shards "
+    "-data_path shards",
     "doctor": "doctor.py runs/vit/last.pth -amp_dtype float16 -cfg base.yaml",
     "flags": " && ".join(f"flags {name}" for name in SCRIPTS),
     # the programs themselves
@@ -159,8 +169,8 @@ ROWS = {
     "check": "main_single_gpu.py -cfg base.yaml -check -check_images 20",
     "check_labels": "main_single_gpu.py -check -resume runs/labels",
     # A few updates with SGD, whose rounding errors stay small
-    "train": "main_single_gpu.py -pretrained runs/vit -name new -epochs 2 -opts TRAIN.OPTIMIZER.NAME=SGD TRAIN.BASE_LR=0.3"
-    " && predict.py output/new new -unknown 0.8",
+    "train": "main_single_gpu.py -pretrained runs/vit -name new -epochs 2 -opts TRAIN.OPTIMIZER.NAME=SGD "
+    "TRAIN.BASE_LR=0.3 && predict.py output/new new -unknown 0.8",
 }
 
 
@@ -223,7 +233,10 @@ def parser_of(script: str) -> argparse.ArgumentParser:
 
 
 def flags_of(script: str) -> str:
-    """Return the flags of a script with everything that its parser knows of them. The layout of -h depends on Python."""
+    """Return the flags of a script with everything that its parser knows of them.
+
+    The layout of -h depends on Python.
+    """
     parser = parser_of(script)
     lines = [f"{parser.usage}; {parser.epilog}"]
     for action in parser._actions:
@@ -278,7 +291,7 @@ def describe_metrics(path: Path) -> str:
 
 
 def describe_picture(file: Path | io.BytesIO) -> str:
-    """Return size and mode of a picture, and the mean colours of its parts in hexadecimal digits, a line for each row."""
+    """Return size and mode of a picture, and the mean colours of its parts in hexadecimal digits, a line per row."""
     with Image.open(file) as picture:
         lines = [f"{picture.format} {picture.mode}, width {picture.width}, height {picture.height}"]
         lines += [

@@ -1,7 +1,7 @@
 """The pages of the project as tests read them: commands, code, tables and sentences.
 
-Placeholders in commands: `...` and `[...]` stand for further words, a single capital letter or a shell variable for a number,
-and `KEY=VALUE` for a setting. FOLDER, RUN and other words in capitals are ordinary texts.
+Placeholders in commands: `...` and `[...]` stand for further words, a single capital letter or a shell variable for a
+number, and `KEY=VALUE` for a setting. FOLDER, RUN and other words in capitals are ordinary texts.
 """
 
 import functools
@@ -193,7 +193,10 @@ LINK = re.compile(r"\]\((?:[^()]|\([^()]*\))*\)")
 
 
 def sentences_of(page: str, with_links: bool = False) -> list[str]:
-    """Return the sentences of a page without its blocks of code and the targets of its links. A row of a table is one."""
+    """Return the sentences of a page without its blocks of code and the targets of its links.
+
+    A row of a table is one.
+    """
     text = FENCE.sub("\n\n", text_of(page))
     text = text if with_links else LINK.sub("]", text)
     parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=\s*(?:- |\d+\. |\||#))", text)]

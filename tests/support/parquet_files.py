@@ -1,4 +1,4 @@
-"""Parquet files in the format of Hugging Face's library: images of one shade with labels, and metadata with class names."""
+"""Parquet files in the format of Hugging Face's library: labelled images of one shade and metadata with class names."""
 
 import json
 from pathlib import Path

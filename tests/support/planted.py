@@ -100,7 +100,10 @@ def start_python_as_forks() -> None:
 
 
 def forget_our_modules() -> None:
-    """Unload our modules and use PYTHONPATH, as in a new interpreter in another folder. The program must find them itself."""
+    """Unload our modules and use PYTHONPATH, as in a new interpreter in another folder.
+
+    The program must find them itself.
+    """
     root = Path(__file__).resolve().parents[2]
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None) or ""

@@ -1,7 +1,8 @@
 """How many examples Hypothesis draws for a property, and from which seed.
 
-The examples are the same in each run, so that the suite cannot fail by chance. `scripts/test.sh -long` draws 20 times as
-many, from a seed that it draws, prints, and passes on as LONG_PROPERTIES. tests/conftest.py calls the hooks of pytest.
+The examples are the same in each run, so that the suite cannot fail by chance. `scripts/test.sh -long` draws 20 times
+as many, from a seed that it draws, prints, and passes on as LONG_PROPERTIES. tests/conftest.py calls the hooks of
+pytest.
 """
 
 import os

@@ -24,7 +24,7 @@ def assert_names(message: str, *names: str | int) -> None:
 
 @contextlib.contextmanager
 def refused(kind: type[Exception], *names: str | int) -> Iterator[pytest.ExceptionInfo]:
-    """Assert that the block raises an error whose message has these names: with refused(ConfigError, "AMP", "x.yaml")."""
+    """Assert that the block raises an error whose message has the names: with refused(ConfigError, "AMP", "x.yaml")."""
     with pytest.raises(kind) as caught:
         yield caught
     assert_names(str(caught.value), *names)

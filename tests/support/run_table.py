@@ -76,7 +76,8 @@ OF_TRAINING = {
     # Teachers
     "soft_distillation": f"TRAIN.DISTILLATION_TYPE=soft TRAIN.DISTILLATION_TAU=2 {TEACHER} {EMA} {MIXES}",
     "hard_distillation": f"TRAIN.DISTILLATION_TYPE=hard {TEACHER} TRAIN.SIZE_SCHEDULE=[0:12,1:8]",
-    "token_distillation": f"TRAIN.DISTILLATION_TYPE=hard {TEACHER} {TIMM} {SIZE} MODEL.NAME=deit_tiny_distilled_patch16_224",
+    "token_distillation": f"TRAIN.DISTILLATION_TYPE=hard {TEACHER} {TIMM} {SIZE} "
+    "MODEL.NAME=deit_tiny_distilled_patch16_224",
     # Length of the run
     "accumulation": "DATA.BATCH_SIZE=2 TRAIN.ACCUM_ITER=4",
     "whole_updates": f"DATA.DROP_LAST=true VALIDATE_FREQ=2 {EMA}",
@@ -104,8 +105,8 @@ OF_IMAGES = {
     "parquet": "DATA.DATASET=parquet DATA.DATA_PATH=parquet DATA.SHUFFLE_BUFFER=4",
     "synthetic": "DATA.DATASET=synthetic DATA.SYNTHETIC_SIZE=28 MODEL.NUM_CLASSES=3",
     # Images with the values of their files
-    "native_pixels": f"{NATIVE} DATA.DATA_PATH=pixels DATA.CACHE=disk TRAIN.COLOR_JITTER=0.3 TRAIN.RANDOM_ERASE_PROB=0.5"
-    f" DATA.TRAIN_CROP=simple {MIXES}",
+    "native_pixels": f"{NATIVE} DATA.DATA_PATH=pixels DATA.CACHE=disk TRAIN.COLOR_JITTER=0.3 "
+    f"TRAIN.RANDOM_ERASE_PROB=0.5 DATA.TRAIN_CROP=simple {MIXES}",
     "native_shards": f"{NATIVE} DATA.DATASET=shards DATA.DATA_PATH=pixel-shards DATA.SHUFFLE_BUFFER=4 {EMA}",
     "cache": "DATA.CACHE=disk",
     "cache_of_small_images": "DATA.CACHE=9",

@@ -31,8 +31,11 @@ def timm_model(name, num_classes=CLASSES, image_size=32):
     return build_model(Config(DATA=Data(IMAGE_SIZE=image_size), MODEL=Model(TYPE="timm", NAME=name)), num_classes)
 
 
-def write_run_weights(path: Path, dataset: str = "imagefolder") -> Path:
-    """Write random weights of a small ViT for images of 32 x 32 and 200 classes, as a run of halfstep exports them."""
+def write_run_weights(path: Path, dataset: str = "imagefolder", more: dict | None = None) -> Path:
+    """Write random weights of a small ViT for images of 32 x 32 and 200 classes, as a run of halfstep exports them.
+
+    `more`: settings that the file has besides those of today.
+    """
     config = Config(
         DATA=Data(DATASET=dataset, IMAGE_SIZE=32, CROP_PCT=1.0),
         MODEL=Model(PATCH_SIZE=4, EMBED_DIM=96, DEPTH=4, NUM_HEADS=3),
@@ -42,7 +45,8 @@ def write_run_weights(path: Path, dataset: str = "imagefolder") -> Path:
     state = build_model(config, len(classes)).state_dict()
     # Larger than usual at the start of a training, so that the features are far from linear, as trained ones are.
     state = {name: tensor * FACTOR if tensor.ndim > 1 else tensor for name, tensor in state.items()}
-    facts = {"arch": "vit", "class_names": classes, "config": flatten(config), "data": preprocessing_of(config.DATA)}
+    settings = flatten(config) | (more or {})
+    facts = {"arch": "vit", "class_names": classes, "config": settings, "data": preprocessing_of(config.DATA)}
     path.write_bytes(to_safetensors(state, facts | {"weights": "state_dict", "halfstep_version": VERSION}))
     return path
 
@@ -142,7 +146,7 @@ def paddle_arrays(weights: dict, names: dict) -> dict[str, np.ndarray]:
 
 
 class PaddleTensor:
-    """A tensor pickled as paddle.save does it: in most versions (name, array), in some eval('data', {'data': array})."""
+    """A tensor pickled as paddle.save does: in most versions (name, array), in some eval('data', {'data': array})."""
 
     def __init__(self, array, by_eval=False):
         self.how = (eval, ("data", {"data": array})) if by_eval else (tuple, (("linear_0.w_0", array),))

@@ -125,6 +125,7 @@ for _ in range(4):
 @pytest.mark.skipif(sys.platform != "linux", reason="tests glibc")
 def test_memory_freed_by_tensors_is_reused_without_new_page_faults():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
-    # Skip the second number, because the layout of memory varies at first. In some layouts two of the eight tensors are new.
+    # Skip the second number, because the layout of memory varies at first. In some layouts two of the eight tensors are
+    # new.
     first, *_, last = map(int, done.stdout.split())
     assert last < first / 3 and first > 1000, done.stdout

@@ -14,9 +14,9 @@ ROOMS = ("configs", "datasets", "engine", "models", "utils", "scripts")
 FILES = [*ROOT.glob("main_*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
 LIBRARIES = ("torch", "torchvision", "timm", "torchao")
 ATTRIBUTES = set(
-    "_forward_hooks _forward_pre_hooks _backward_hooks _state_dict_hooks _modules _parameters _buffers _per_optimizer_states"
-    " _found_inf_per_device _check_scale_growth_tracker _scale _growth_tracker _pos_embed _init_weights _execution_engine"
-    " _BatchNorm _NormBase".split()
+    "_forward_hooks _forward_pre_hooks _backward_hooks _state_dict_hooks _modules _parameters _buffers "
+    "_per_optimizer_states _found_inf_per_device _check_scale_growth_tracker _scale _growth_tracker _pos_embed "
+    "_init_weights _execution_engine _BatchNorm _NormBase".split()
 )
 IN_GETATTR = ATTRIBUTES | {"_data", "_labels"}  # as plain attributes, these may be our own names
 

@@ -1,4 +1,4 @@
-"""Batches of images with the values of their files: resizing, crops, jitter, erasing, mixing, normalization and pictures."""
+"""Batches of images with their files' values: resizing, crops, jitter, erasing, mixing, normalization and pictures."""
 
 import random
 

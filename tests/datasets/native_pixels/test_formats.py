@@ -312,7 +312,8 @@ def test_ome_tiff_whose_channels_are_in_other_files_is_refused():
     )
     sizes = " ".join(f'Size{axis}="{size}"' for axis, size in zip("XYCZT", (WIDTH, HEIGHT, 2, 1, 1), strict=True))
     text = (
-        '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:here.ome.tif">'
+        '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" '
+        'UUID="urn:uuid:here.ome.tif">'
         f'<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" {sizes} Type="uint16">'
         f'<Channel ID="C:0" SamplesPerPixel="1"/><Channel ID="C:1" SamplesPerPixel="1"/>{files}</Pixels></Image></OME>'
     )

@@ -97,7 +97,7 @@ def test_second_save_waits_for_the_first_before_copying(tmp_path, saver, monkeyp
 
 @pytest.fixture
 def operations(monkeypatch) -> list[tuple[str, str, tuple]]:
-    """Return a list to which each sync and rename adds (target of the rename or "", path, inode and size of the file)."""
+    """Return a list to which each sync and rename adds (rename target or "", path, inode and size of the file)."""
     done, fsync, replace = [], os.fsync, os.replace
 
     def identity(status: os.stat_result) -> tuple[int, int]:

@@ -392,7 +392,10 @@ def test_interval_has_possible_values(metric, value, spread, num_groups, interva
 
 
 def test_few_images_are_counted_as_they_are(tmp_path, monkeypatch):
-    """Each class has one training image, so no model knows the class that it scores. One update has all three images."""
+    """Each class has one training image, so no model knows the class that it scores.
+
+    One update has all three images.
+    """
     for number in range(6):
         draw_patches(tmp_path / "drawn" / f"class {number % 3}" / f"{number}.png", number)
     times = SimpleNamespace(update=2.0, evaluation=1.0, until_end=lambda *steps: 9.0)

@@ -48,7 +48,7 @@ class Trained(NamedTuple):
     last_key: str  # of the better weights of the last epoch
 
     def check(self, found: Classifier, epoch: int, key: str) -> None:
-        """Assert that the classifier has the weights `key` after this epoch, and their temperature if they are the best."""
+        """Assert that the classifier has weights `key` after this epoch, and their temperature if they are the best."""
         is_best = (epoch, key) == (self.best_epoch, self.best_key)
         assert_same(found.model.state_dict(), self.epochs[epoch][key])
         assert found.temperature == (self.temperature if is_best else None)

@@ -1,4 +1,4 @@
-"""halfstep predict and halfstep export use the temperature of a run, and -unknown answers only above a confidence threshold."""
+"""halfstep predict and export use a run's temperature, and -unknown answers only above a confidence threshold."""
 
 import importlib.util
 import json
@@ -90,7 +90,10 @@ def test_calibration_of_other_weights_is_not_used(calibrated, digits, tmp_path, 
 
 
 def sequential(points: list[Answered], share: float) -> Answered | None:
-    """Return the last point that passes the binomial test before the first that fails, as the page of halfstep predict says."""
+    """Return the last point that passes the binomial test before the first that fails.
+
+    The page of halfstep predict describes this rule.
+    """
     total, found, number = points[-1].num_images, None, max(1, points[-1].num_images // 10)
 
     def passes(num_images: int, num_wrong: np.ndarray | int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A run stores statistics of its validation images with its calibration, and -unknown rejects photos that do not fit."""
+"""A run stores statistics of its validation images with its calibration; -unknown rejects photos that do not fit."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The first layer for more channels than its weights have starts with one channel, if its features predict clearly better."""
+"""A first layer with more channels than its weights starts with one channel if its features predict clearly better."""
 
 import signal
 
@@ -15,11 +15,9 @@ pytestmark = pytest.mark.slow
 
 NUM_IMAGES, CHANNELS, SIDE = 48, 4, 32
 SETTINGS = """
-DATA: {{DATASET: imagefolder, DATA_PATH: {photos}, PIXELS: native, IMAGE_CHANNELS: {channels}, IMAGE_SIZE: 32, BATCH_SIZE: 8, NUM_WORKERS: 0}}
-MODEL: {{NAME: test_resnet, PRETRAINED: {weights}, NEW_CLASSIFIER: zeros}}
-TRAIN: {{NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 1e-12, MODEL_EMA: true}}
-TRACK: []
-REPORT: false
+DATA: {{DATASET: imagefolder, DATA_PATH: {photos}, PIXELS: native, IMAGE_CHANNELS: {channels}, IMAGE_SIZE: 32,
+BATCH_SIZE: 8, NUM_WORKERS: 0}} MODEL: {{NAME: test_resnet, PRETRAINED: {weights}, NEW_CLASSIFIER: zeros}} TRAIN:
+{{NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 1e-12, MODEL_EMA: true}} TRACK: [] REPORT: false
 """
 
 
@@ -42,7 +40,10 @@ def draw(folder, own: tuple[int, ...], channels: int = CHANNELS):
 
 @pytest.fixture
 def start(tmp_path):
-    """Return start(own, *words), which trains on such images. It returns the output and both first layers of best.pth."""
+    """Return start(own, *words), which trains on such images.
+
+    It returns the output and both first layers of best.pth.
+    """
     torch.manual_seed(0)
     weights = timm.create_model("test_resnet", num_classes=5).state_dict()
     torch.save(weights, tmp_path / "rgb.pth")

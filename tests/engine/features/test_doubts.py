@@ -1,4 +1,4 @@
-"""The judgement of labels: leave-one-out predictions compared with explicit fits, the expected number, and difficult sets."""
+"""Judgement of labels: leave-one-out predictions compared with explicit fits, expected number, and difficult sets."""
 
 import numpy as np
 import pytest

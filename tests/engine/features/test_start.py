@@ -1,4 +1,4 @@
-"""A new classifier of pretrained weights starts from zeros or from a linear classifier, and the log says how good that is."""
+"""A new classifier of pretrained weights starts from zeros or a linear classifier, and the log says how good it is."""
 
 import json
 import math
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """Return a folder with digits.yaml, and six.pth: weights for six classes, in which the digits 0 to 4 are one class."""
+    """Return a folder with digits.yaml and six.pth: weights for six classes, where the digits 0 to 4 are one class."""
     folder = tmp_path_factory.mktemp("start")
     (folder / "digits.yaml").write_text(CONVOLUTIONS)
     words = ("-cfg", folder / "digits.yaml", "-output", folder / "runs", "-opts", "MODEL_EMA=false")
@@ -218,8 +218,8 @@ def test_images_with_several_labels_get_one_regression_for_each(digits, tmp_path
 
 
 # Small models of different families, each with its classifier in another place or form.
-FAMILIES = """test_vit test_resnet test_efficientnet test_byobnet test_nfnet levit_128s dpn68 deit_tiny_distilled_patch16_224
-repvit_m0_9 crossvit_tiny_240 efficientvit_b0""".split()
+FAMILIES = """test_vit test_resnet test_efficientnet test_byobnet test_nfnet levit_128s dpn68
+deit_tiny_distilled_patch16_224 repvit_m0_9 crossvit_tiny_240 efficientvit_b0""".split()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

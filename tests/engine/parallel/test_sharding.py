@@ -21,9 +21,9 @@ COMMON = "TRAIN.MODEL_EMA=true,TRAIN.MODEL_EMA_DECAY=0.5,TRAIN.WARMUP_EPOCHS=0,T
 FSDP = "DIST.STRATEGY=fsdp2"
 BF16, FP16 = "AMP=true,PRECISION.DTYPE=bfloat16", "AMP=true,PRECISION.DTYPE=float16,PRECISION.INIT_LOSS_SCALING=128"
 # Updates whose rounding does not depend on a weight's place in memory: the rate is a power of two, nothing is scaled.
-# So two strategies have bit-identical weights. With AdamW or clipping, they differ in the last bit (fused multiply-adds,
-# and the order of the norm's sum, which depend on the processor). The cast to half then turns 2^-24 of a weight between
-# two half-precision values into 2^-9, and gradient norms differ by more than 1e-5.
+# So two strategies have bit-identical weights. With AdamW or clipping, they differ in the last bit (fused
+# multiply-adds, and the order of the norm's sum, which depend on the processor). The cast to half then turns 2^-24 of a
+# weight between two half-precision values into 2^-9, and gradient norms differ by more than 1e-5.
 EXACT = "TRAIN.OPTIMIZER.NAME=SGD,TRAIN.OPTIMIZER.MOMENTUM=0,TRAIN.BASE_LR=0.0625,TRAIN.LR_SCHEDULER.NAME=constant"
 EXACT += ",TRAIN.WEIGHT_DECAY=0,TRAIN.GRAD_CLIP=100"
 BF16, FP16 = f"{EXACT},{BF16}", f"{EXACT},{FP16}"

@@ -18,7 +18,8 @@ from tests.support.properties import examples
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
 from utils.distributed import Process
 
-SETTINGS = "TRAIN.OPTIMIZER.NAME=SGD TRAIN.BASE_LR=0.05 TRAIN.WARMUP_EPOCHS=0 TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.8".split()
+SETTINGS = """TRAIN.OPTIMIZER.NAME=SGD TRAIN.BASE_LR=0.05 TRAIN.WARMUP_EPOCHS=0 TRAIN.MODEL_EMA=true
+TRAIN.MODEL_EMA_DECAY=0.8""".split()
 STRATEGIES = {"ddp": [], "fsdp2": ["DIST.STRATEGY=fsdp2"]}
 
 

@@ -1,4 +1,4 @@
-"""The loss scaler for GPUs, tested on the CPU: unscaling and clipping in the optimizer's kernel match torch's functions."""
+"""The GPU loss scaler, tested on the CPU: unscaling and clipping in the optimizer's kernel match torch's functions."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,7 @@
-"""Tables per image and per class compared with scikit-learn for any number of processes; files of whole runs, also killed ones."""
+"""Tables per image and per class, compared with scikit-learn for any number of processes.
+
+The files of whole runs, also of killed ones, are tested too.
+"""
 
 import csv
 import json

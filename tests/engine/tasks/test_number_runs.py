@@ -140,7 +140,7 @@ def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):
 
 
 def test_predictions_and_exports_agree_with_the_validation_table(trained, page, table, tmp_path, monkeypatch, capsys):
-    """Compare the weights, a graph of images, a graph of photos, the code of the page and the weights for timm's format."""
+    """Compare the weights, a graph of images, a graph of photos, the code of the page and weights in timm's format."""
     name = rows_of(trained / "predictions.csv")[0]["image"]
     expected = rows_of(trained / "predictions.csv")[0]
     files = [trained / "best.pth", tmp_path / "a.safetensors", tmp_path / "a.onnx", page / "model.onnx"]

@@ -1,4 +1,4 @@
-"""Scores of predicted numbers match scikit-learn, SciPy and simulations; the head, the captions and the answers of the task."""
+"""Scores of predicted numbers match scikit-learn, SciPy and simulations; the task's head, captions and answers."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Training on a device other than the host computes the same numbers, and the host waits only at the expected places."""
+"""Training on a device other than the host computes the same numbers, and the host waits only at expected places."""
 
 from unittest import mock
 
@@ -45,7 +45,8 @@ MODES = {
     "LoRA": f"{HALF} MODEL.LORA.RANK=4",
     "no clipping": "TRAIN.GRAD_CLIP=null",
     "weighted classes": "TRAIN.CLASS_WEIGHTS=auto DATA.SAMPLER=balanced",
-    "binary losses": f"{HALF} TRAIN.LOSS=bce TRAIN.CLASS_WEIGHTS=auto TRAIN.BCE_TARGET_THRESH=0.2 TRAIN.MIXUP_ALPHA=0.8",
+    "binary losses": f"{HALF} TRAIN.LOSS=bce TRAIN.CLASS_WEIGHTS=auto TRAIN.BCE_TARGET_THRESH=0.2 "
+    "TRAIN.MIXUP_ALPHA=0.8",
     "SGD": "TRAIN.OPTIMIZER.NAME=SGD",
     "activation checkpointing": "TRAIN.GRAD_CHECKPOINTING=true",
     "op lists": f"{HALF} PRECISION.CUSTOM_BLACK_LIST=[softmax] PRECISION.CUSTOM_WHITE_LIST=[layer_norm]",
@@ -232,9 +233,9 @@ def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
     found = []
     with mock.patch.object(Loop, "run", counted):
         assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
-    # 11 updates: reports after updates 1, 6 and 11 and the epoch; evaluations of raw and EMA weights; saves after updates 4
-    # and 8 and after the epoch. Its raw weights are the best, and at the end the average is kept, so both have results of
-    # images. Then the run ranks the images for the figures of each class.
+    # 11 updates: reports after updates 1, 6 and 11 and the epoch; evaluations of raw and EMA weights; saves after
+    # updates 4 and 8 and after the epoch. Its raw weights are the best, and at the end the average is kept, so both
+    # have results of images. Then the run ranks the images for the figures of each class.
     events = {"report": 4, "evaluation": 2, "best epoch": 2, "save": 3, "ranking": 1}
     total = {}
     for event, number in events.items():

@@ -1,4 +1,4 @@
-"""A run takes settings from its weights, even when it is resumed without them; images match each of timm's weights' pipelines."""
+"""A run takes settings from its weights, even if resumed without them; images match the pipelines of timm's weights."""
 
 import json
 from collections import defaultdict

@@ -74,7 +74,7 @@ def test_rate_never_jumps_when_the_number_of_updates_changes(chosen, drawn):
 
 @st.composite
 def schedules(draw) -> tuple[dict, dict, dict]:
-    """Draw arguments of timm's create_scheduler_v2, and our TRAIN and TRAIN.LR_SCHEDULER settings for the same rates."""
+    """Draw arguments of timm's create_scheduler_v2 and our TRAIN and TRAIN.LR_SCHEDULER settings for the same rates."""
     has_wsd = "stable_timescale" in inspect.signature(create_scheduler_v2).parameters  # older timm versions do not
     name = draw(st.sampled_from(["cosine", "step", "multistep", "constant", *(["wsd"] if has_wsd else [])]))
     warmup, rest, cooldown = draw(st.integers(0, 5)), draw(st.integers(1, 12)), draw(st.integers(0, 3))

@@ -1,4 +1,7 @@
-"""TRAIN.SIZE_SCHEDULE: an epoch equals an epoch of a run with its image size, however updates are split; others are refused."""
+"""TRAIN.SIZE_SCHEDULE: an epoch equals an epoch of a run with its image size, however updates are split.
+
+Models with a fixed size refuse a schedule.
+"""
 
 import pytest
 import torch

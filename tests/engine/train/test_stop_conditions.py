@@ -41,7 +41,10 @@ def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0,
 @pytest.mark.parametrize("frequency, epoch, expected", [(1, 0, 98), (4, 0, None), (4, 3, 98), (4, 9, 98)])
 @pytest.mark.parametrize("is_measured", [True, False])
 def test_first_evaluation_is_expected_to_fit_before_the_time_limit(frequency, epoch, expected, is_measured):
-    """An epoch of 100 s and an evaluation of 60 s do not fit into 130 s. The last of the 10 epochs is always evaluated."""
+    """An epoch of 100 s and an evaluation of 60 s do not fit into 130 s.
+
+    The last of the 10 epochs is always evaluated.
+    """
     order, now = SimpleNamespace(steps_per_epoch=100), [0.0]
     times = RunTimes(order, frequency, 1000, evaluation_in_updates=60, longest_save=lambda: 1.0, update=1.0)
     times.evaluation = 60.0 if is_measured else 0.0

@@ -21,7 +21,8 @@ from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
-# These read values on the host for each weight in every update, to decide its update. (mars only in older versions of timm.)
+# These read values on the host for each weight in every update, to decide its update. (mars only in older versions of
+# timm.)
 READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc", "mars", "cmars")
 
 

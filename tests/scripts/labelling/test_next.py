@@ -52,7 +52,10 @@ def new_digits(here, trained):  # noqa: F811
 
 @pytest.fixture
 def run_on_few(here, trained) -> list[str]:  # noqa: F811
-    """Return flags for a copy of the run with 60 of the digits. To look for copies among all digits takes 20 seconds."""
+    """Return flags for a copy of the run with 60 of the digits.
+
+    To look for copies among all digits takes 20 seconds.
+    """
     for name, part in zip(("train", "val"), open_sets(small_config(here)), strict=True):
         for number in range(30):
             path = here / "labelled" / name / part.classes[part.targets[number]] / f"{number}.png"

@@ -1,4 +1,4 @@
-"""Runs commands one after the other, in a Python that sees only the packages of requirements.txt and their dependencies.
+"""Runs commands one after another, in a Python that sees only the packages of requirements.txt and their dependencies.
 
     python -m tests.support.programs.newcomer RESULTS.json COMMAND ...
 

@@ -2,8 +2,10 @@
 
 python -m tests.support.programs.train_sharded SETTINGS.yaml OUT.pth CASES, once per process as launchers do. A CASE is
 NAME:OPTION,OPTION..., with options as for -opts or these words: `poison` (in the second update one number in the last
-process's part of the gradient is infinite), `gpu` (compute as GPUs do), `compile` (compile blocks but generate no code),
-`evaluate`, `measure` (the host memory for building), `save=FOLDER` (save after two updates), `load=FILE` (resume from it).
+process's part of the gradient is infinite), `gpu` (compute as GPUs do), `compile` (compile blocks but generate no
+code),
+`evaluate`, `measure` (the host memory for building), `save=FOLDER` (save after two updates), `load=FILE` (resume from
+it).
 """
 
 import contextlib

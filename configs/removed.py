@@ -32,8 +32,8 @@ REMOVED: dict[str, Removed] = {
 REMOVED_VALUES: dict[str, dict[str, str]] = {
     "TRAIN.OBJECTIVE": {"features": WITHOUT_LABELS},
     "TRAIN.BEST_METRIC": {
-        "knn": "leave the setting out, or choose a metric of docs/settings.md",
-        "similarity": "leave the setting out, or choose a metric of docs/settings.md",
+        "knn": "leave the setting out, or choose another metric",
+        "similarity": "leave the setting out, or choose another metric",
     },
     "DATA.DATASET": {
         "images": f"use imagefolder for images with classes, or, without labels, {WITHOUT_LABELS}",

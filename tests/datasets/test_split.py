@@ -354,18 +354,6 @@ def test_evaluation_warns_if_photos_changed_and_the_list_of_folds_is_gone(tmp_pa
         assert bool(found) == bool(count) and all("DATA.FOLD" in note for note in found)
 
 
-@pytest.mark.parametrize(("dataset", "rule"), [("imagefolder", "hash"), ("digits", "position")])
-def test_run_of_an_older_release_keeps_the_folds_that_it_drew(tmp_path, dataset, rule):
-    make_folders(tmp_path, {"ant": 30, "bee": 30})
-    (train, val), share = load(dataset, tmp_path, VAL_FRACTION=0.2), 1 / 5  # its first fold was this split
-    record = val.split | {"rule": rule, "fraction": share, "folds": 5, "fold": 0}
-    kept = SavedData(val.classes, record, validation_facts(val))
-    resumed = open_sets(settings(dataset, tmp_path, FOLD="0/5"), saved=kept)
-    assert [keys(part) for part in resumed] == [keys(train), keys(val)]
-    scored = open_sets(settings(dataset, tmp_path, evaluate=True), saved=kept)[1]
-    assert keys(scored) == keys(val) != keys(load(dataset, tmp_path, FOLD="0/5")[1])
-
-
 def test_class_missing_from_a_training_fold_is_named(tmp_path):
     make_folders(tmp_path, {"ant": 30, "bee": 30, "rare": 1})
     for fold in ("0/2", "1/2"):

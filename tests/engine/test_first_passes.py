@@ -175,8 +175,8 @@ def test_command_after_late_shortage_ends_with_the_same_weights(tmp_path, enough
     assert ended.codes[rank] == 2 and "Traceback" not in ended.stderr
     line = next(line for line in ended.stderr.splitlines() if "at step 5" in line)
     assert_names(line, "DATA.BATCH_SIZE", "out of memory, as arranged")
-    flags = re.search(r"main_\w+_gpu.py (-resume .*)", line)[1].replace("-ngpus 2 ", "")
-    went_on = train(tmp_path, processes, *shlex.split(flags), run_out_of_memory=[size // 2, 5, rank]).done()
+    flags = re.search(r"halfstep resume (.*)", line)[1].replace("-ngpus 2 ", "")
+    went_on = train(tmp_path, processes, "-resume", *shlex.split(flags), run_out_of_memory=[size // 2, 5, rank]).done()
     assert_names(went_on.stdout, "epoch 0", "step 4")
     assert_same_training(tmp_path, enough)
 

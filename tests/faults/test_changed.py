@@ -35,8 +35,9 @@ REMOVED_SOON = set()
 
 def resume(key: str) -> None:
     """Resume with the defaults from a checkpoint in which this setting has another value."""
-    state = {"epoch": 0, "step": 3, "config": comparable(Config(), ORDER) | {key: "another"}}
-    refuse_changes(Config(), ORDER, {}, state, Path("last.pth"))
+    split = {"rule": "folders"}
+    state = {"epoch": 0, "step": 3, "split": split, "config": comparable(Config(), ORDER) | {key: "another"}}
+    refuse_changes(Config(), ORDER, split, state, Path("last.pth"))
 
 
 def test_settings_that_may_change_on_resume_match_the_expected_list():

@@ -32,9 +32,11 @@ from tests.support.forks import MARK, ROOT, find_processes, kill, variables_of
 from tests.support.number_rows import write_digits
 
 SETTINGS = """
-DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 16, NUM_WORKERS:
-1} MODEL: {TYPE: vit, NAME: vit_kill_runs, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2, DROPPATH: 0.2, DROPOUT:
-0.1} TRAIN:
+DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 16,
+       NUM_WORKERS: 1}
+MODEL: {TYPE: vit, NAME: vit_kill_runs, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2, DROPPATH: 0.2,
+       DROPOUT: 0.1}
+TRAIN:
   {WARMUP_EPOCHS: 1, BASE_LR: 1e-3, WEIGHT_DECAY: 0.05, GRAD_CLIP: 1.0, ACCUM_ITER: 2, SMOOTHING: 0.1,
    MIXUP_ALPHA: 0.8, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
 AMP: true

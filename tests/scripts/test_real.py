@@ -74,7 +74,7 @@ def test_benchmark_pairs_runs_by_seed():
     peers = [{"peer": "other", "set": "stamps", "epochs": 3, "seed": seed, "top1": 70.0 + seed} for seed in range(3)]
     ours = {Key("stamps", 3, seed): Top1(60.0, 72.0 + 2 * seed) for seed in range(2)}
     lines = accuracy.table_of({"weights.pth": ours}, peers).splitlines()
-    assert lines[2].split("|")[1:-1] == [" stamps ", " 3      ", " 60.0   ", " 73.0     ", " 71.0  ", " +2.5 +- 6.4 "]
+    assert lines[2].split("|")[1:-1] == [" stamps ", " 3      ", " 60.0   ", " 73.0    ", " 71.0  ", " +2.5 +- 6.4 "]
 
 
 def test_stored_figures_of_other_programs_have_all_their_facts():

@@ -16,8 +16,11 @@ CHANNELS, CLASSES = 5, ("ant", "bee")
 # A ViT that trains on the images of draw() in milliseconds.
 SMALL = """
 DATA: {{DATASET: imagefolder, DATA_PATH: {photos}, PIXELS: native, IMAGE_CHANNELS: {channels}, IMAGE_SIZE: 16,
-BATCH_SIZE: 8, NUM_WORKERS: 0}} MODEL: {{TYPE: vit, NAME: vit_small_test, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2,
-NUM_HEADS: 2}} TRAIN: {{NUM_EPOCHS: 2, WARMUP_EPOCHS: 0, BASE_LR: 3e-3, WEIGHT_DECAY: 0.05}} TRACK: [] REPORT: false
+       BATCH_SIZE: 8, NUM_WORKERS: 0}}
+MODEL: {{TYPE: vit, NAME: vit_small_test, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2}}
+TRAIN: {{NUM_EPOCHS: 2, WARMUP_EPOCHS: 0, BASE_LR: 3e-3, WEIGHT_DECAY: 0.05}}
+TRACK: []
+REPORT: false
 """
 
 

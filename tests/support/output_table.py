@@ -33,6 +33,7 @@ from tests.support.forks import ROOT
 from tests.support.output_runs import BASE, STORED, write_data
 from tests.support.run_hash import NOT_REPEATABLE
 from tests.support.runs import rows_of, typed
+from utils.commands import HALFSTEP
 
 EXPECTED = ROOT / "tests/data/outputs"
 BASE64 = r"(?=[\w+/]*[G-Zg-z+/])[\w+/]{24,}=*|[\w+/]{6,}==?"
@@ -246,7 +247,8 @@ def flags_of(script: str) -> str:
             facts["type"] = (action.type.__name__, bounds)
         known = " ".join(f"{name}={value!r}" for name, value in facts.items() if value not in (None, False))
         lines.append(f"{' '.join(action.option_strings)} {known}")
-    return "\n".join(lines)
+    # A page is named by its path from the folder in which the script was imported first.
+    return "\n".join(lines).replace(f"{HALFSTEP}/docs/", "docs/")
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -31,10 +31,12 @@ def timm_model(name, num_classes=CLASSES, image_size=32):
     return build_model(Config(DATA=Data(IMAGE_SIZE=image_size), MODEL=Model(TYPE="timm", NAME=name)), num_classes)
 
 
-def write_run_weights(path: Path, dataset: str = "imagefolder", more: dict | None = None) -> Path:
+def write_run_weights(
+    path: Path, dataset: str = "imagefolder", more: dict | None = None, split: dict | None = None
+) -> Path:
     """Write random weights of a small ViT for images of 32 x 32 and 200 classes, as a run of halfstep exports them.
 
-    `more`: settings that the file has besides those of today.
+    `more`: settings that the file has besides those of today; `split`: which images the run held out.
     """
     config = Config(
         DATA=Data(DATASET=dataset, IMAGE_SIZE=32, CROP_PCT=1.0),
@@ -47,6 +49,7 @@ def write_run_weights(path: Path, dataset: str = "imagefolder", more: dict | Non
     state = {name: tensor * FACTOR if tensor.ndim > 1 else tensor for name, tensor in state.items()}
     settings = flatten(config) | (more or {})
     facts = {"arch": "vit", "class_names": classes, "config": settings, "data": preprocessing_of(config.DATA)}
+    facts |= {"split": split} if split else {}
     path.write_bytes(to_safetensors(state, facts | {"weights": "state_dict", "halfstep_version": VERSION}))
     return path
 

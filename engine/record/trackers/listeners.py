@@ -45,9 +45,8 @@ class Listener:
     `identity`, if an earlier start sent something.
     """
 
-    identity: str | None = (
-        None  # the ID of the run on the tracker; None: the tracker has only files in the run's folder
-    )
+    # The ID of the run on the tracker. None: the tracker has only files in the run's folder.
+    identity: str | None = None
     place: str = ""  # where to see the run, for the log
     may_have_lost_rows: bool = False  # rows that an earlier start sent
 
@@ -179,8 +178,5 @@ class Mlflow(Listener):
         self._client.set_terminated(self.identity, STATES[ending.state])
 
 
-LISTENERS: dict[str, type[Listener]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "mlflow": Mlflow,
-}  # {value of TRACK: listener}
+# {value of TRACK: listener}
+LISTENERS: dict[str, type[Listener]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}

@@ -115,7 +115,7 @@ def test_cache_larger_than_memory_is_accepted(tmp_path):
     location.data.touch()
     os.truncate(location.data, size)  # a hole, which uses no disk space
     builder = IndexBuilder(cache_module.COLUMNS)
-    builder.finish({"size": size, "channels": 3}).save(location.index)
+    builder.finish({"size": size, "channels": 3, "type": "uint8"}).save(location.index)
     assert CacheFile(location).data[-1] == 0
 
 

@@ -317,7 +317,9 @@ def test_weights_of_a_run_may_have_seen_validation_images_and_say_so(tmp_path):
         part, label = "train" if number < 24 else "val", f"kind {number % 2}"
         draw_patches(tmp_path / "drawn" / part / label / f"{number}.png", number)
     arguments = ["-data_path", str(tmp_path / "drawn"), "-epochs", "1", "-opts", "DATA.BATCH_SIZE=8"]
-    record = chosen(tmp_path / "out", f"{WEIGHTS}@8", arguments=arguments)
+    split = {"rule": "none", "training": "elsewhere", "validation": "elsewhere"}
+    weights = write_run_weights(tmp_path / "run.safetensors", split=split)
+    record = chosen(tmp_path / "out", f"{weights}@8", arguments=arguments)
     assert "may be among the training images" in "".join(record["notes"])
 
 
@@ -508,7 +510,7 @@ def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
     ]
     ended = typed("main_single_gpu.py", *words).done()
     settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert settings["MODEL"]["PRETRAINED"] == WEIGHTS and settings["DATA"]["IMAGE_SIZE"] == 8
+    assert settings["MODEL"]["PRETRAINED"] == WEIGHTS and settings["DATA"]["IMAGE_SIZE"] == 16
     assert f"chosen: {BEST}" in ended.stdout and f"chosen: {BEST}" in (tmp_path / "run/log.txt").read_text()
     assert json.loads((tmp_path / "run/choice.json").read_text()) == record
     page = (tmp_path / "run/report.html").read_text()
@@ -525,7 +527,7 @@ def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
     for sentence in (f"chosen: {BEST}", "already finished"):
         assert sentence in typed("main_single_gpu.py", *words).done().stdout
         settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-        assert settings["DATA"]["IMAGE_SIZE"] == 8
+        assert settings["DATA"]["IMAGE_SIZE"] == 16
     words[1] = f"choose:{WEIGHTS}"  # without @PIXELS, -image_size applies
     typed("main_single_gpu.py", *words).refused("DATA.IMAGE_SIZE")
 
@@ -549,7 +551,7 @@ def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tm
     ended = run("main_multi_gpu.py", *words, processes=2).done()
     assert ended.stdout.count(f"chosen: {WORSE}") == 1 and len([*(tmp_path / "choice").iterdir()]) == 1
     (folder,) = tmp_path.glob("train-*")
-    assert yaml.safe_load((folder / "config.yaml").read_text())["DATA"]["IMAGE_SIZE"] == 8
+    assert yaml.safe_load((folder / "config.yaml").read_text())["DATA"]["IMAGE_SIZE"] == 16
 
 
 def test_evaluation_and_sweep_refuse_to_choose(tmp_path):

@@ -16,8 +16,11 @@ pytestmark = pytest.mark.slow
 NUM_IMAGES, CHANNELS, SIDE = 48, 4, 32
 SETTINGS = """
 DATA: {{DATASET: imagefolder, DATA_PATH: {photos}, PIXELS: native, IMAGE_CHANNELS: {channels}, IMAGE_SIZE: 32,
-BATCH_SIZE: 8, NUM_WORKERS: 0}} MODEL: {{NAME: test_resnet, PRETRAINED: {weights}, NEW_CLASSIFIER: zeros}} TRAIN:
-{{NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 1e-12, MODEL_EMA: true}} TRACK: [] REPORT: false
+       BATCH_SIZE: 8, NUM_WORKERS: 0}}
+MODEL: {{NAME: test_resnet, PRETRAINED: {weights}, NEW_CLASSIFIER: zeros}}
+TRAIN: {{NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 1e-12, MODEL_EMA: true}}
+TRACK: []
+REPORT: false
 """
 
 

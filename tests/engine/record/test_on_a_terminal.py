@@ -106,7 +106,7 @@ def test_suggested_next_commands_work_in_a_shell(seen):
     lines = screen.lines()
     commands = dict(re.split("  +", line.strip(), maxsplit=1) for line in lines[lines.index("next:") + 1 :] if line)
     assert set(commands) >= {"export", "train longer"}
-    assert shlex.split(commands["train longer"])[-4:] == ["-resume", str(folder), "-epochs", "4"]
+    assert shlex.split(commands["train longer"])[-4:] == ["resume", str(folder), "-epochs", "4"]
     words = ["sh", "-c", f"printf '%s\\0' {commands['export']}"]
     python, script, *arguments = subprocess.check_output(words, cwd=ROOT, text=True).split("\0")[:-1]
     assert shutil.which(python) and (ROOT / script).is_file()

@@ -334,5 +334,5 @@ def test_error_for_missing_tracker_package_names_install_command(tmp_path, monke
     check_trackers(config)
     for found in (None, SimpleNamespace(origin=None)):  # no package, or only a folder of that name
         monkeypatch.setattr("importlib.util.find_spec", lambda name, found=found: found)
-        with refused(ConfigError, "TRACK", "pip install mlflow-skinny"):
+        with refused(ConfigError, "TRACK", "pip install", "mlflow-skinny"):
             check_trackers(config)

@@ -45,11 +45,12 @@ def test_checkpoint_with_different_parameter_groups_is_refused(tmp_path):
 def test_resume_refuses_another_optimizer_even_if_allowed(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
     order = trainer.data.order
-    state = trainer.state_dict() | {"config": comparable(trainer.config, order)}
+    split = {"rule": "folders"}
+    state = trainer.state_dict() | {"config": comparable(trainer.config, order), "split": split}
     allowed = "RESUME.ALLOW_CHANGED=[TRAIN.OPTIMIZER.NAME]"
-    refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=Adam", allowed), order, {}, state, tmp_path)
+    refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=Adam", allowed), order, split, state, tmp_path)
     with pytest.raises(ConfigError, match="TRAIN.OPTIMIZER.NAME.*SGD"):
-        refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=SGD", allowed), order, {}, state, tmp_path)
+        refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=SGD", allowed), order, split, state, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "lion"])

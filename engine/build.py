@@ -45,10 +45,7 @@ if TYPE_CHECKING:
 def open_data_of_run(
     inputs: Inputs, parts: PartsToRead, session: Session, signal: Callable[[], int] = lambda: 0
 ) -> OpenedData:
-    """Open the data, cached if DATA.CACHE is set.
-
-    `signal` returns the number of a pending stop signal, or 0. Collective.
-    """
+    """Open the data, cached if DATA.CACHE is set. `signal`: the number of a pending stop signal, or 0. Collective."""
     config, process, log = inputs.config, session.process, session.log
     cache = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
     return open_data(config, parts, inputs.known, process, say=log.say, output=config.SAVE, cache=cache)
@@ -95,10 +92,7 @@ def find_distillation(plan: StepPlan, log: Log) -> "Distillation | None":
 
 
 def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -> Trainer:
-    """Build a trainer at step 0.
-
-    The model is already on its device, except with fsdp2, where Parallel.place moves it.
-    """
+    """Build a trainer at step 0. The model is on its device, except with fsdp2, where Parallel.place moves it."""
     config, process, precision, task = plan.config, plan.process, plan.precision, find_task(plan.config)
     if distillation := find_distillation(plan, log):
         distillation.change_model(model)

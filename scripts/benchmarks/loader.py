@@ -1,7 +1,10 @@
 """Measures how fast images are read, and finds the bottleneck of a run. Prints the Markdown tables of BENCHMARKS.md.
 
-python scripts/benchmarks/loader.py limits -cfg FILE [...] the loader alone, the step alone, both together, and the
-limit python scripts/benchmarks/loader.py run -timm FOLDER a whole run, compared with timm's train.py in FOLDER
+python scripts/benchmarks/loader.py limits -cfg FILE [...]
+python scripts/benchmarks/loader.py run -timm FOLDER
+
+`limits` measures the loader alone, the step alone, both together, and the limit; `run` a whole run, compared with
+timm's train.py in FOLDER.
 
 Without -photos, `run` makes JPEGs of 500 x 375 pixels and about 100 kB (photos.py). The compared programs take turns.
 """

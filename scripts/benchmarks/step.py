@@ -1,10 +1,9 @@
 """Measures the training step on this machine and prints the Markdown tables of BENCHMARKS.md.
 
-python scripts/benchmarks/step.py modes memory, iterations/s, images/s in each precision, in turn (ColossalAI's table)
-python scripts/benchmarks/step.py seconds seconds per 100 iterations, seven times, without and with -amp (PaddleViT's
-table) python scripts/benchmarks/step.py linear three Linear layers, AMP, and AMP with accumulation (Paddle's tutorial)
-python scripts/benchmarks/step.py peer halfstep and timm: the same model in the plain loop of timm's train.py, both in
-bfloat16
+python scripts/benchmarks/step.py modes    memory, iterations/s, images/s in each precision (ColossalAI's table)
+python scripts/benchmarks/step.py seconds  seconds per 100 iterations, without and with -amp (PaddleViT's table)
+python scripts/benchmarks/step.py linear   three Linear layers, AMP, and AMP with accumulation (Paddle's tutorial)
+python scripts/benchmarks/step.py peer     halfstep and timm: the same model in the plain loop of timm's train.py
 
 The defaults of -cfg and -batch_size are ViT-Base and 128 on a GPU, ViT-Tiny and 32 on a CPU. A command's -h lists its
 flags. -opts PRECISION.DTYPE=bfloat16 sets the half type of -amp. parity.py measures the accuracy in each precision.

@@ -36,7 +36,13 @@ REMOVED_SOON = set()
 def resume(key: str) -> None:
     """Resume with the defaults from a checkpoint in which this setting has another value."""
     split = {"rule": "folders"}
-    state = {"epoch": 0, "step": 3, "split": split, "config": comparable(Config(), ORDER) | {key: "another"}}
+    state = {
+        "epoch": 0,
+        "step": 3,
+        "progress": {},
+        "split": split,
+        "config": comparable(Config(), ORDER) | {key: "another"},
+    }
     refuse_changes(Config(), ORDER, split, state, Path("last.pth"))
 
 

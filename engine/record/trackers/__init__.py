@@ -18,7 +18,7 @@ from typing import Any
 from configs.schema import Config
 from configs.values import flatten
 from engine.record.saved_files import PICTURES, read_object
-from engine.record.trackers.listeners import LISTENERS, Ending, Listener, Start, TrackedRow
+from engine.record.trackers.listeners import Ending, Listener, Start, TensorBoard, TrackedRow
 from utils.commands import pip
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
@@ -34,6 +34,21 @@ ROWS_AT_ONCE = 50  # maximum number of rows that a tracker gets in one call
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
 IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of environment variables that hold secrets
 SHORTEST_SECRET = 6  # characters; a shorter value may occur in ordinary words
+
+
+def wandb(folder: Path, settings: Mapping[str, Any], identity: str | None) -> Listener:
+    from engine.record.trackers.wandb_listener import Wandb
+
+    return Wandb(folder, settings, identity)
+
+
+def mlflow(folder: Path, settings: Mapping[str, Any], identity: str | None) -> Listener:
+    from engine.record.trackers.mlflow_listener import Mlflow
+
+    return Mlflow(folder, settings, identity)
+
+
+LISTENERS = {"tensorboard": TensorBoard, "wandb": wandb, "mlflow": mlflow}  # {value of TRACK: what makes its listener}
 
 
 def check_trackers(config: Config) -> None:

@@ -510,7 +510,7 @@ def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
     ]
     ended = typed("main_single_gpu.py", *words).done()
     settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert settings["MODEL"]["PRETRAINED"] == WEIGHTS and settings["DATA"]["IMAGE_SIZE"] == 16
+    assert settings["MODEL"]["PRETRAINED"] == WEIGHTS and settings["DATA"]["IMAGE_SIZE"] == 8
     assert f"chosen: {BEST}" in ended.stdout and f"chosen: {BEST}" in (tmp_path / "run/log.txt").read_text()
     assert json.loads((tmp_path / "run/choice.json").read_text()) == record
     page = (tmp_path / "run/report.html").read_text()
@@ -527,7 +527,7 @@ def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
     for sentence in (f"chosen: {BEST}", "already finished"):
         assert sentence in typed("main_single_gpu.py", *words).done().stdout
         settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-        assert settings["DATA"]["IMAGE_SIZE"] == 16
+        assert settings["DATA"]["IMAGE_SIZE"] == 8
     words[1] = f"choose:{WEIGHTS}"  # without @PIXELS, -image_size applies
     typed("main_single_gpu.py", *words).refused("DATA.IMAGE_SIZE")
 

@@ -13,8 +13,16 @@ import yaml
 from PIL import Image
 
 import engine.record.trackers as module
-from engine.record.trackers import Trackers, TrackerThread, check_trackers, ending_of, figures_of, shown_settings
-from engine.record.trackers.listeners import LISTENERS, Ending, Listener, TensorBoard, TrackedRow
+from engine.record.trackers import (
+    LISTENERS,
+    Trackers,
+    TrackerThread,
+    check_trackers,
+    ending_of,
+    figures_of,
+    shown_settings,
+)
+from engine.record.trackers.listeners import Ending, Listener, TensorBoard, TrackedRow
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE

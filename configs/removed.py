@@ -12,7 +12,7 @@ class Removed(NamedTuple):
     # Its default, as `plain_word` returns it: every run now behaves that way. None: any value loads.
     default: str | None
     remedy: str = ""  # what to do if the setting has any other value, as the end of a sentence
-    version: str = "3.0.0"  # which took it out
+    version: str = "3.0.0"  # the release that removed it
     of_model: bool = False  # whether a model that was trained with another value would now see other images
 
 

@@ -105,16 +105,15 @@ def _settings_of_run(recorded: dict[str, Any], typed: dict[str, Text], origin: s
     If -data_path names a folder of images, but the weights were trained on files that are not in it, such as a CSV
     file, or on a data set that reads no files, such as digits, DATA.DATASET becomes imagefolder.
     """
-    is_evaluated = is_on(typed, "EVAL")
-    if is_evaluated:
+    saved = recorded
+    if is_on(typed, "EVAL"):
         use = "-eval"
+        refuse_other_images(recorded, origin)
+        saved = today(recorded)
     else:
         use = "-resume" if "MODEL.RESUME" in typed else "-pretrained"
-    if is_evaluated:
-        refuse_other_images(recorded, origin)
-    still_known = {key: value for key, value in recorded.items() if not is_removed(key, value)}
-    saved = today(recorded) if is_evaluated else still_known
-    taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
+    known = {key: value for key, value in saved.items() if key in SETTINGS and not is_removed(key, value)}
+    taken = {key: value for key, value in known.items() if key not in NOT_TAKEN[use]}
     if use == "-pretrained":
         taken = _for_channels(taken, typed)
         if any(typed[key] != taken.get(key) for key in OF_TASK & typed.keys()):

@@ -193,7 +193,7 @@ def choices_of(key: str, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. `point`: the index of its settings, shared with trials of other seeds and folds."""
+    """One run of a sweep. `point`: the index of its settings; trials of other seeds and folds have the same."""
 
     index: int
     point: int

@@ -1,4 +1,4 @@
-"""Writes and reads labels.csv, in which a person confirms corrections, and draws its images in labels.png."""
+"""Writes and reads labels.csv, in which a person confirms corrections, and draws the images in labels.png."""
 
 import csv
 import hashlib

@@ -78,7 +78,7 @@ class Key(NamedTuple):
 class Top1(NamedTuple):
     """The top-1 of a run in percent."""
 
-    linear: float  # of the linear classifier before training
+    linear: float  # accuracy of the linear classifier, before training
     last: float  # after the last epoch
 
 

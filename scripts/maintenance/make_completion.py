@@ -22,7 +22,7 @@ from scripts.models import FIRST
 from utils.commands import HALFSTEP
 
 PLACE = re.compile(r"(?<=make_completion\.py\n).*?(?=# end\n)", re.DOTALL)
-OTHER_NAMES = {"-help", "--help", "--local-rank", "--local_rank"}  # of -h, and a flag of torch's launcher
+OTHER_NAMES = {"-help", "--help", "--local-rank", "--local_rank"}  # aliases of -h, and a flag of torch's launcher
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +57,7 @@ def parser_of(script: str) -> Parser:
     def stop(parser, *_):
         raise Built(parser)
 
-    with patch.object(Parser, "parse_known_args", stop):  # with which every way of parsing begins
+    with patch.object(Parser, "parse_known_args", stop):  # every way of parsing starts there
         try:
             importlib.import_module(script.removesuffix(".py").replace("/", ".")).main([])
         except Built as built:
@@ -76,7 +76,7 @@ def flags_of(command: str) -> list[str]:
 
 
 def values_of_settings() -> dict[str, list[str]]:
-    """Return {a setting, with its flag: the words that are its values}."""
+    """Return {setting, after its flag: its possible values} for the settings that have a list of values."""
     flags = {key: flag for group in FLAGS.values() for flag, (key, _) in group.items()}
     values = {}
     for key, setting in ALL_SETTINGS.items():

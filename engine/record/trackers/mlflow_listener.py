@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.record.trackers.listeners import PROJECT, Ending, Listener, TrackedRow
 
-STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}  # of an Ending
+STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}  # {Ending.state: MLflow's status}
 
 
 class Mlflow(Listener):

@@ -200,7 +200,7 @@ def test_durations_never_use_the_wall_clock():
     times_of_day = [
         "utils/runs.py",
         "engine/train/budget.py",
-        "engine/record/trackers/listeners.py",
+        "engine/record/trackers/mlflow_listener.py",
         *(f"engine/{name}.py" for name in names),
     ]
     for file, function, _ in calls():

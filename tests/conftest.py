@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import contracts
 from tests.support.configs import SMALL
-from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path
+from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path, start_server
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
 from utils.program import STOPPING
@@ -81,6 +81,8 @@ def files_of_checkout() -> set[Path]:
 
 def pytest_sessionstart(session) -> None:
     session.stash[BEFORE] = files_of_checkout()
+    if session.config.getoption("numprocesses", None):
+        start_server()  # one for all workers, which are started after this
 
 
 def pytest_collection_finish() -> None:

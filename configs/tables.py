@@ -190,14 +190,9 @@ class TaskRow(NamedTuple):
     has_several_classes: bool = False  # whether an image can have any number of classes
     refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
     measured: str = ""  # file and function in datasets/ that measures the training targets before a run
-    errors: str = ""  # for numbers: file and function in engine/tasks/ of their errors
     # Flags of halfstep predict that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
-
-    def is_like(self, other: "TaskRow") -> bool:
-        """Return whether the outputs of both tasks mean the same."""
-        return self.noun == other.noun
 
     @property
     def refused(self) -> tuple:
@@ -247,7 +242,6 @@ TASKS = {
         noun="number",
         has_classes=False,
         measured="targets.numbers.standardized",
-        errors="number_figures.errors",
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
         refusals="refusals.NUMBERS",

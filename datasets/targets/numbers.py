@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ class NumberTargets(OneClass):
         return ~np.isnan(self.values)
 
     @classmethod
-    def invent(cls, num_classes: int) -> Self:
+    def invent(cls, num_classes: int) -> "NumberTargets":
         scale = np.zeros(num_classes), np.ones(num_classes)
         return cls(np.random.default_rng(0).standard_normal((num_classes, num_classes)), scale)
 
@@ -73,11 +72,11 @@ class NumberTargets(OneClass):
     def classes_of(self, target: int) -> tuple[int, ...]:
         return tuple(np.flatnonzero(~np.isnan(self.values[target])).tolist())
 
-    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple[Self, np.ndarray]:
+    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["NumberTargets", np.ndarray]:
         values = np.full((len(self.values), int(lookup.max()) + 1), np.nan)
         is_known = lookup >= 0
         values[:, lookup[is_known]] = self.values[:, is_known]
-        return type(self)(values), targets
+        return NumberTargets(values), targets
 
     by_list, batch = LabelSets.by_list, LabelSets.batch
 
@@ -220,7 +219,7 @@ def _with_columns(images: ImageSet, count: int) -> ImageSet:
     if not lacking:
         return images
     values = np.pad(images.meaning.values, ((0, 0), (0, lacking)), constant_values=np.nan)
-    return images.with_facts(meaning=type(images.meaning)(values))
+    return images.with_facts(meaning=NumberTargets(values))
 
 
 def _scale_of_weights(known: Known) -> dict[str, tuple[float, float]]:
@@ -234,7 +233,7 @@ def _scale_of_weights(known: Known) -> dict[str, tuple[float, float]]:
 def _with_scale(image_set: ImageSet | None, scale: tuple[np.ndarray, np.ndarray]) -> ImageSet | None:
     if image_set is None:
         return None
-    return image_set.with_facts(meaning=type(image_set.meaning)(image_set.meaning.values, scale))
+    return image_set.with_facts(meaning=NumberTargets(image_set.meaning.values, scale))
 
 
 def mean_and_deviation(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

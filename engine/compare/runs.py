@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import DATA, MACHINE, RECORD, SCALE
-from configs.tables import METRICS, TASKS, TaskRow, import_named
+from configs.tables import METRICS, TASKS, TaskRow
 from configs.values import SETTINGS, of_role, plain
 from datasets.pixels import kind_of_pixels
 from datasets.split.together import joined
@@ -121,18 +121,19 @@ def folds_of(run: SavedRun) -> str:
 
 
 @functools.cache
-def scored(folder: Path, errors: str) -> dict[tuple[str, str], Any]:
+def scored(folder: Path, has_classes: bool) -> dict[tuple[str, str], Any]:
     """Return {(image, label): whether the best weights were right}; {} if single-label predictions are incomplete.
 
     For numbers, a label is the text of the true numbers, and the value a list of absolute errors.
     """
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
-    if rows and errors:
+    if rows and not has_classes:
         names = [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]
         columns = [[f"{name}{end}" for name in names] for end in ("", PREDICTED)]
         numbers = [[[to_number(row[name]) for name in part] for row in rows] for part in columns]
-        sizes = np.abs(import_named("engine.tasks", errors)(*np.array(numbers, np.float64))).tolist()
+        true, predicted = np.array(numbers, np.float64)
         images = [(row["image"], "\n".join(row[name] for name in names)) for row in rows]
+        sizes = np.abs(predicted - true).tolist()
         return {image: each for image, each in zip(images, sizes, strict=True) if not np.isnan(each).all()}
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
@@ -161,10 +162,10 @@ def common_images(runs: Sequence[SavedRun]) -> Common:
     """
     if not all(have_same_files(runs[0], run) for run in runs[1:]):
         return {run.folder: {} for run in runs}
-    tables = {run.folder: scored(run.folder, task_of(run).errors) for run in runs}
+    tables = {run.folder: scored(run.folder, task_of(run).has_classes) for run in runs}
     common = sorted(set.intersection(*map(set, tables.values())))
     values = {folder: [table[image] for image in common] for folder, table in tables.items()}
-    if common and task_of(runs[0]).errors:
+    if common and not task_of(runs[0]).has_classes:
         values = {folder: shares_of_images(np.array(errors)).tolist() for folder, errors in values.items()}
     return {folder: dict(zip(common, each, strict=True)) for folder, each in values.items()}
 
@@ -186,8 +187,8 @@ def image_test(run: SavedRun, other: SavedRun) -> ImageTest | ErrorTest | GroupT
     groups = groups_in([run, other], [*one])
     if groups is not None and one:
         differences = np.array([float(two[each]) - float(one[each]) for each in one])
-        return GroupTest(differences, groups, is_accuracy=not task_of(run).errors)
-    if one and task_of(run).errors:
+        return GroupTest(differences, groups, is_accuracy=task_of(run).has_classes)
+    if one and not task_of(run).has_classes:
         return ErrorTest(np.array([two[each] - one[each] for each in one]))
     only_first, only_second = (
         sum(first[each] > second[each] for each in one) for first, second in ((one, two), (two, one))
@@ -211,7 +212,7 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, Common 
             f"these runs have different data and no validation images in common, so their figures are not comparable; "
             f"they differ in {differences}. Give runs on the same data, or compare them anyway with -any_data"
         )
-    most = max(len(scored(run.folder, task_of(run).errors)) for run in runs)
+    most = max(len(scored(run.folder, task_of(run).has_classes)) for run in runs)
     share = f"{len(common[runs[0].folder]):,} of {most:,} images"
     return (
         f"the runs have different data, so they are compared on the {share} that all have scored: {differences}",
@@ -365,7 +366,7 @@ class Group:
         """Return the run's best value of the metric, or None if it was never measured."""
         if self.common is not None:
             mean = float(np.mean([*self.common[run.folder].values()]))
-            return mean if task_of(run).errors else 100 * mean
+            return 100 * mean if task_of(run).has_classes else mean
         if run.metric == self.metric:
             return run.best.value if run.best.exists else None
         names = [f"eval_{self.metric}{suffix}" for suffix in run.suffixes]

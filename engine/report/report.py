@@ -18,7 +18,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from configs.schema import RECORD, Config
-from configs.tables import METRICS, TASKS, TaskRow, import_named
+from configs.tables import METRICS, TASKS, TaskRow
 from configs.values import of_role, unflatten
 from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
@@ -286,12 +286,12 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
 
 def numbers(run: SavedRun, task: TaskRow | None) -> tuple[str, dict[str, Any] | None]:
     """Return a sentence on the best score and the section on numbers, for a run that predicts them."""
-    if not (task and task.errors):
+    if task is None or task.has_classes:
         return "", None
     from engine.report.numbers import describe_score, number_section
 
     with naming_damage(run.folder / RESULTS):
-        return describe_score(run), number_section(run, import_named("engine.tasks", task.errors))
+        return describe_score(run), number_section(run)
 
 
 def calibration(run: SavedRun) -> dict[str, Any] | None:

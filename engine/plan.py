@@ -130,10 +130,10 @@ class StepPlan:
     class_weights: list[float] | None  # class weights in the training loss; None: all are equal
 
     @classmethod
-    def of_trial(cls, config: Config, process: Process, images: ImageSet, classes: list[str] | None = None) -> Self:
-        """Return the plan of steps without a run. `classes`: names that a teacher must know."""
+    def of_trial(cls, config: Config, process: Process, images: ImageSet) -> Self:
+        """Return the plan of steps without a run."""
         precision, num_classes = Precision(config, process.device), config.MODEL.NUM_CLASSES or len(images.classes)
-        return cls(config, process, precision, num_classes, classes, class_weights(config, images))
+        return cls(config, process, precision, num_classes, None, class_weights(config, images))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.schema import Config
 from engine.callback_list import Watchers
-from engine.checkpoint.async_saver import BEST, AsyncSaver
+from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from engine.evaluation.evaluate import Evaluation
@@ -22,7 +22,7 @@ from models.weights.record import KEPT, VERSION_KEY, preprocessing_of
 from models.weights.sharded import PIECES
 from utils import VERSION
 from utils.errors import cause_of
-from utils.runs import utc_now
+from utils.runs import BEST, utc_now
 from utils.text import counted
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import numpy as np
 from configs.schema import Config, Data, Fold
 from datasets.order import shuffled
 from datasets.split.parts import (
-    ALL,
     FOLDS,
     PARTS,
     hashes_names,
@@ -18,7 +17,7 @@ from datasets.split.parts import (
     warn_of_split_classes,
 )
 from datasets.targets.one_class import count_classes
-from datasets.types import ImageSet, SavedData
+from datasets.types import ALL, ImageSet, SavedData
 from utils.text import counted, warning
 
 SEED = 0  # decides which images are held out

@@ -13,8 +13,8 @@ from datasets.changes import read_split, split_table
 from datasets.fingerprint import is_other_data
 from datasets.split import DRAWN, divide, split, validation_facts
 from datasets.split.by_hash import with_class_folders
-from datasets.split.parts import ALL, CLASS_FOLDERS, FOLDS, PARTS
-from datasets.types import ImageSet, SavedData
+from datasets.split.parts import CLASS_FOLDERS, FOLDS, PARTS
+from datasets.types import ALL, ImageSet, SavedData
 from utils.errors import ConfigError
 from utils.text import warning
 

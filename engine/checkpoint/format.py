@@ -53,11 +53,6 @@ def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
     return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
 
 
-def start_of_streak(state: dict) -> int:
-    """Return the first step of the skipped updates right before this state, or the next step if there are none."""
-    return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
-
-
 def progress_in(path: Path) -> dict[str, Any]:
     """Return the finished epochs, step, best epoch, version, run and parts of a checkpoint, or {} without a valid file.
 

@@ -592,7 +592,7 @@ class Train:
     BEST_EPOCH: Literal["last", "highest"] = setting("last", may_change=True, help=
         "The weights in best.pth at the end of the run. last: those after the last epoch (with MODEL_EMA, their "
         "average), unless another epoch has a better BEST_METRIC by more than the noise of the validation images; "
-        "highest: those with the best BEST_METRIC. (Runs that began before halfstep 2.3: highest.)")
+        "highest: those with the best BEST_METRIC.")
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 

@@ -79,7 +79,7 @@ class NumberTargets(OneClass):
         values[:, lookup[is_known]] = self.values[:, is_known]
         return type(self)(values), targets
 
-    by_list, batch = LabelSets.by_list, LabelSets.batch
+    with_named_classes, batch = LabelSets.with_named_classes, LabelSets.batch
 
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
         ensure(self._standards is not None, "these numbers have no mean and deviation yet, which open_data adds")

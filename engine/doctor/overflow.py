@@ -182,7 +182,7 @@ def examine(config: Config, folder: Path, log: Log, update: Batches, trainer: Tr
         outcome = "is finite" if diagnosis.is_fixed else "still breaks"
         log.say(f"doctor: {settings}; with these settings the replayed update {outcome}; to use them: -cfg {path}")
         remedies += [f"-cfg {path}"] if diagnosis.is_fixed else []
-    finding = f"the update breaks at {diagnosis.finding()}" if diagnosis.first else diagnosis.finding()
+    finding = f"the update breaks at {diagnosis.finding()}" if diagnosis.first_non_finite else diagnosis.finding()
     if diagnosis.breaks_in_float32:
         return finding
     remedies += ["-amp_dtype bfloat16"] if diagnosis.half is torch.float16 else []
@@ -208,13 +208,13 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
         weights = merged(state["state_dict"], state["config"])
         model = SavedModel(Path("the run's weights"), state, "state_dict", weights).build(config)
         diagnosis = diagnose(make_case(config, model, prepare, update, scale, loss))
-        if diagnosis.first:
+        if diagnosis.first_non_finite:
             break
     num_images = sum(len(batch.targets) for batch, _ in update.batches)
     print(f"step {update.step}, process {update.rank}: {counted(num_images, 'image')}; loss scale {scale:g}")
     print("\n".join(diagnosis.lines()))
     # Without a saved overflow, only the next update was replayed. If it is finite, no setting needs to change.
-    text = prescribe(diagnosis, config, folder) if diagnosis.first or batches else ""
+    text = prescribe(diagnosis, config, folder) if diagnosis.first_non_finite or batches else ""
     if text:
         target = folder / DOCTOR_FILE
         print(f"\n{text}\nwritten to {target}; to train with it: {command('train', '-cfg', target)}")

@@ -108,7 +108,7 @@ class Trainer:
         `num_samples` is the number of images in the update, over all processes and micro-batches.
         """
         self.notify("on_phase", "copy")
-        images, targets = self.to_device(batch)
+        images, targets = self.prepare_batch(batch)
         with self.parallel.sync_gradients(self.replica, now=is_last):
             self.notify("on_phase", "forward")
             with self.precision.autocast():
@@ -128,8 +128,8 @@ class Trainer:
         self.notify("on_phase", "data")
         return sums
 
-    def to_device(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
-        """Return images [B, C, H, W] and targets [B] on the device, ready for model and loss."""
+    def prepare_batch(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
+        """Return images [B, C, H, W] and targets [B] on the device, normalized, erased and mixed for model and loss."""
         return self.prepare(batch, self.precision.input_dtype(self.computing.model))
 
     @property

@@ -31,7 +31,7 @@ class Form(NamedTuple):
     """A requirement on a string, a list or a number, in addition to its type and bounds."""
 
     fits: Callable[[Any], bool]
-    words: str  # the end of a sentence that starts with `it must be`
+    requirement: str  # the end of a sentence that starts with `it must be`
 
 
 def to_seconds(text: str) -> float | None:
@@ -70,7 +70,7 @@ def _is_folder_name(text: str) -> bool:
 
 
 MIN_MAX = Form(_is_range, "two numbers, min and max, such as [0.08, 1.0]")
-MIN_MAX_OR_NONE = Form(lambda sides: not sides or _is_range(sides), MIN_MAX.words)
+MIN_MAX_OR_NONE = Form(lambda sides: not sides or _is_range(sides), MIN_MAX.requirement)
 TWO_BETAS = Form(lambda betas: len(betas) in (0, 2), "two numbers, such as [0.9, 0.999]")
 EVEN = Form(lambda number: number % 2 == 0, "None or, because images are mixed in pairs, an even number")
 COLUMN_NAMES = Form(

@@ -139,8 +139,8 @@ def _compare_with_timm(plan: Plan, here: dict[str, Any]) -> list[str]:
 def _options_to_follow(of_weights: dict[str, Any], here: dict[str, Any]) -> str:
     """Return the flag -opts with the settings of `of_weights` that differ here and have an effect, or ''."""
     different = [key for key in of_weights if of_weights[key] != here[key] and SETTINGS[key].has_effect(here)]
-    words = " ".join(f"{key}={to_text(of_weights[key]).replace(' ', '')}" for key in different)
-    return f"-opts {words}" if words else ""
+    options = " ".join(f"{key}={to_text(of_weights[key]).replace(' ', '')}" for key in different)
+    return f"-opts {options}" if options else ""
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:

@@ -106,8 +106,8 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
             if folds_of(run) == folds_of(first):  # the other folds of a cross-validation have other images
                 facts = {fact: value for fact, value in facts.items() if fact not in images_of(run)}
         if changed := changed_facts(data_of(first), facts):
-            words = [f"{fact} ({values})" for fact, values in changed.items()]
-            differences.append(f"{first_of(words, limit=4)} of {first.folder} and {run.folder}")
+            texts = [f"{fact} ({values})" for fact, values in changed.items()]
+            differences.append(f"{first_of(texts, limit=4)} of {first.folder} and {run.folder}")
     return differences
 
 
@@ -342,8 +342,8 @@ class Group:
     def name(self) -> str:
         """Return the group's number, with its settings if they are short, or else with the folder of its first run."""
         parts = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items() if value != MISSING]
-        words = one_line(", ".join(parts))
-        name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
+        title = one_line(", ".join(parts))
+        name = title if title and len(title) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 
     @cached_property

@@ -237,8 +237,8 @@ def refuse_other_data(run: SavedRun, data: DataSet) -> None:
     changes = changed_facts(then, now)
     if not changes:
         return
-    words, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
-    changed = first_of(words or [f"{fact}: {values}" for fact, values in changes.items()], "; ", limit=4)
+    image_changes, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
+    changed = first_of(image_changes or [f"{fact}: {values}" for fact, values in changes.items()], "; ", limit=4)
     raise DataError(
         f"{run.folder}: {data.place} does not contain the data of this run ({changed}); train again on this data, or "
         "give the run's data with -data_path"

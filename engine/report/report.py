@@ -320,8 +320,8 @@ def calibration(run: SavedRun) -> dict[str, Any] | None:
         charts = []
         if len(curves["after"]) >= FEWEST_POINTS:
             marks = [Series("guide", "", [(0, 0), (1, 1)])] + [Series("line", *each) for each in curves.items()]
-            words = f"share of right answers by probability; each point has at least {FEWEST_IN_BIN} images"
-            charts = [chart("share of right answers", "probability", marks, words, ends=(0, 1))]
+            description = f"share of right answers by probability; each point has at least {FEWEST_IN_BIN} images"
+            charts = [chart("share of right answers", "probability", marks, description, ends=(0, 1))]
     columns = ("probability", "images" if one else "images x labels", "right")
     return {"text": text, "charts": charts, "columns": columns, "rows": rows}
 

@@ -75,7 +75,7 @@ def make_shards(arguments: argparse.Namespace) -> None:
     if find_task(config).why_no_shards:
         raise ConfigError(f"-opts: {find_task(config).why_no_shards}")
     train, val, *_ = open_data(config)
-    if val.is_learned:
+    if val.trains_on_all:
         raise ConfigError(
             "-opts: DATA.FOLDS and DATA.VAL_FRACTION=0 hold out no images for the validation shards; remove them from "
             "-opts (to train on all images, use -folds with the original data instead of shards)"

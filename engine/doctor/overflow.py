@@ -14,10 +14,10 @@ from configs.values import flatten, unflatten
 from datasets import (
     Batch,
     CacheProgress,
-    Known,
     Normalize,
     Piece,
     Preparation,
+    PriorFacts,
     SavedData,
     build_preparation,
     build_train_data,
@@ -262,10 +262,10 @@ def precision_of(config: Config, state: dict, asked: str | None) -> tuple[Config
 def next_batch(config: Config, state: dict, folder: Path) -> Batches:
     """Return the batches of the run's next update. They depend only on seed, step and the run's split."""
     kept = SavedData(state["class_names"], state.get("split", {}), file=folder / "last.pth")
-    known = Known(
+    prior = PriorFacts(
         saved=kept, began=state["config"] if is_run(state) else {}, origins=dict.fromkeys(flatten(config), "the run")
     )
-    opened = open_data(config, "both", known, cache=CacheProgress(print, print, may_build=False))
+    opened = open_data(config, "both", prior, cache=CacheProgress(print, print, may_build=False))
     config = opened.config
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)

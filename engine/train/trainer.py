@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BEFORE = "before"  # the key in a checkpoint for the scores of the weights before the first update
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """A component whose state is saved in each checkpoint. A resumed run creates the component from this state."""
 
     def state(self) -> Any: ...
@@ -67,7 +67,7 @@ class Trainer:
     before: dict[str, float] | None = None
     not_better: int = 0  # evaluations since the best one
     preferred: str | None = None  # checkpoint key of the weights that scored better in the newest evaluation
-    parts: dict[str, Part] = field(default_factory=dict)  # {checkpoint key: component}
+    parts: dict[str, Stateful] = field(default_factory=dict)  # {checkpoint key: component}
     left_out: list[range] = field(default_factory=list)  # updates that are left out after a rollback
 
     def update(self, window: Window) -> None:

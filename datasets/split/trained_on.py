@@ -32,7 +32,9 @@ def split_to_evaluate(config: Config, image_set: ImageSet, saved: SavedData | No
     """Return the training images (or None) and the images to score of a set without a validation part.
 
     If a run is evaluated on its own data, score only the images that it held out. Of published data, score the
-    images that a new run would hold out. Of other data, score all images. `saved`: the data record of the evaluated checkpoint.
+    images that a new run would hold out. Of other data, score all images.
+
+    `saved`: the data record of the evaluated checkpoint.
     """
     has_record = saved is not None and bool(saved.split)
     if has_record and (parts := _split_of_run(config, image_set, saved)):

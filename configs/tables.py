@@ -152,8 +152,8 @@ class MetricRow(NamedTuple):
 
 NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
 NEEDS_NUMBERS = f"measures numbers; set TRAIN.OBJECTIVE=numbers ({page('docs/numbers.md')}), or choose another metric"
-OF_LABELS = "micro_f1 and map are for data with several labels per image; map is the default for such data."
-OF_NUMBERS = "mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers."
+LABEL_METRICS_HELP = "micro_f1 and map are for data with several labels per image; map is the default for such data."
+NUMBER_METRICS_HELP = "mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers."
 # {value of TRAIN.BEST_METRIC in configs/schema.py: its row}
 METRICS = {
     "top1": MetricRow("top-1"),
@@ -161,9 +161,11 @@ METRICS = {
     "loss": MetricRow("loss", unit="", digits=4, smaller_is_better=True),
     "macro_recall": MetricRow("macro recall"),
     "macro_f1": MetricRow("macro F1"),
-    "micro_f1": MetricRow("micro F1", remedy=NEEDS_LABELS, note=OF_LABELS),
+    "micro_f1": MetricRow("micro F1", remedy=NEEDS_LABELS, note=LABEL_METRICS_HELP),
     "map": MetricRow("mAP", remedy=NEEDS_LABELS),
-    "mae": MetricRow("MAE", "", 4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS, note=OF_NUMBERS),
+    "mae": MetricRow(
+        "MAE", "", 4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS, note=NUMBER_METRICS_HELP
+    ),
     "rmse": MetricRow("RMSE", unit="", digits=4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS),
     "r2": MetricRow("R2", unit="", digits=4, remedy=NEEDS_NUMBERS),
     "spearman": MetricRow("Spearman", unit="", digits=4, remedy=NEEDS_NUMBERS),

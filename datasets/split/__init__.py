@@ -136,7 +136,7 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
     """Write split.csv if the split was drawn and the images are files, or if they have folds and names."""
-    if val.is_learned:
+    if val.trains_on_all:
         val = val.take(np.empty(0, np.int64))
     is_of_files = val.split.get("rule") in DRAWN and val.root is not None
     if is_of_files or (val.folds is not None and not val.names_are_numbers):

@@ -85,13 +85,13 @@ def _start_of(folder: Path) -> tuple[str, str]:
 
 def data_of(run: SavedRun) -> dict[str, str]:
     """Return the facts that identify the data of a run. Only those of the settings are known without status.json."""
-    facts = {"DATA.DATASET": str(run.settings["DATA.DATASET"]), "classes": str(run.about.get("classes"))}
+    facts = {"DATA.DATASET": str(run.settings["DATA.DATASET"]), "classes": str(run.run_facts.get("classes"))}
     return facts | images_of(run)
 
 
 def images_of(run: SavedRun) -> dict[str, str]:
     """Return the recorded numbers and digests of the images, their labels and files."""
-    recorded = run.about.get("data", {})
+    recorded = run.run_facts.get("data", {})
     return {fact: str(recorded[fact]) for fact in (*NUMBERS, *FACTS_OF_IMAGES) if fact in recorded}
 
 
@@ -106,8 +106,8 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
             if folds_of(run) == folds_of(first):  # the other folds of a cross-validation have other images
                 facts = {fact: value for fact, value in facts.items() if fact not in images_of(run)}
         if changed := changed_facts(data_of(first), facts):
-            words = [f"{fact} ({values})" for fact, values in changed.items()]
-            differences.append(f"{first_of(words, limit=4)} of {first.folder} and {run.folder}")
+            texts = [f"{fact} ({values})" for fact, values in changed.items()]
+            differences.append(f"{first_of(texts, limit=4)} of {first.folder} and {run.folder}")
     return differences
 
 
@@ -175,7 +175,7 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
     A folder counts as a copy if its validation images are the same.
     """
-    is_same_folder = run.about.get("data_path") == other.about.get("data_path")
+    is_same_folder = run.run_facts.get("data_path") == other.run_facts.get("data_path")
     changed = changed_facts(images_of(run), images_of(other))
     return is_same_folder or not any("validation" in fact for fact in changed)
 
@@ -231,7 +231,7 @@ class DataSet(NamedTuple):
     def name(self) -> str:
         """Return the folder of the data, or else the kind of data set, with the number of images of the first run."""
         run = self.runs[0]
-        place, images = run.about.get("data_path") or run.settings["DATA.DATASET"], images_of(run)
+        place, images = run.run_facts.get("data_path") or run.settings["DATA.DATASET"], images_of(run)
         return ", ".join([place, *(f"{images[number]} {number}" for number in NUMBERS if number in images)])
 
 
@@ -288,11 +288,11 @@ def identity_of(run: SavedRun) -> dict[str, str]:
     values = {key: plain(SETTINGS[key].default) if is_idle(key, run) else each for key, each in run.settings.items()}
     left_out = without_effect(run)
     identity = {key: written(value) for key, value in values.items() if key not in left_out}
-    identity["DATA.DATA_PATH"] = written(run.about.get("data_path", run.settings["DATA.DATA_PATH"]))
+    identity["DATA.DATA_PATH"] = written(run.run_facts.get("data_path", run.settings["DATA.DATA_PATH"]))
     if fold := _fold_of(run):
         identity["DATA.FOLD"] = folds_of(run)
-    if "images_per_update" in run.about:
-        identity["images_per_update"] = str(run.about["images_per_update"])
+    if "images_per_update" in run.run_facts:
+        identity["images_per_update"] = str(run.run_facts["images_per_update"])
     return identity | ({} if fold else images_of(run))
 
 
@@ -343,8 +343,8 @@ class Group:
     def name(self) -> str:
         """Return the group's number, with its settings if they are short, or else with the folder of its first run."""
         parts = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items() if value != MISSING]
-        words = one_line(", ".join(parts))
-        name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
+        title = one_line(", ".join(parts))
+        name = title if title and len(title) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 
     @cached_property

@@ -47,7 +47,7 @@ class Calibration(Callback):
         self._state = process.first(lambda: weights | self._facts | trainer.task.calibrate(scores))
         if "reason" in self._state:
             self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
-        if trainer.config.learns_strangers and "reason" not in self._state:
+        if trainer.config.fits_unknown_statistics and "reason" not in self._state:
             from engine.confidence.fit import learn
 
             self._state[KNOWN] = learn(images, trainer, self._state.get("temperature", math.inf))

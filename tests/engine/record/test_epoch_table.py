@@ -48,7 +48,7 @@ F1 = Scores(0.5, 90.0, 99.0, 100, 0, macro_f1=80.0, metric="macro_f1")
 
 def test_new_metrics_column_appears_in_csv_row_terminal_and_log(tmp_path, monkeypatch):
     seven = columns.Column(
-        "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, words="Seven: {:.2f}".format
+        "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, log_text="Seven: {:.2f}".format
     )
     for module in (columns, console):
         monkeypatch.setattr(module, "COLUMNS", (*columns.COLUMNS, seven))

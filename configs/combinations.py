@@ -89,10 +89,6 @@ def _check_url(url: str, dataset: str, origins: Origins) -> None:
         raise ConfigError(f"{origin}: only -dataset shards can be read from a server, not {dataset}; {url}")
 
 
-def _learns_classes_from_a_teacher(c: Config) -> bool:
-    return c.TRAIN.DISTILLATION_TYPE != "none" and not c.START.EVAL
-
-
 def _num_weights(c: Config) -> float:
     """Return the number of weights in all blocks: queries, keys, values, projection and the MLP's two layers."""
     return c.MODEL.DEPTH * c.MODEL.EMBED_DIM**2 * (4 + 2 * c.MODEL.MLP_RATIO)
@@ -151,7 +147,7 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         "out",
     ),
     (
-        lambda c, o: _learns_classes_from_a_teacher(c) and c.TRAIN.TEACHER_MODEL is None,
+        lambda c, o: c.TRAIN.DISTILLATION_TYPE != "none" and c.TRAIN.TEACHER_MODEL is None and not c.START.EVAL,
         "{TRAIN.TEACHER_MODEL} must name a timm model or a checkpoint, because of {TRAIN.DISTILLATION_TYPE} which "
         "learns from it",
     ),

@@ -74,14 +74,18 @@ class Merged(NamedTuple):
 
 
 def load(
-    words: list[str] | CommandLine, needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
+    command_line: list[str] | CommandLine,
+    needs_file: bool = True,
+    beneath: Sequence[Layer] = (),
+    weights: Layer | None = None,
 ) -> LoadedConfig:
-    """Load the settings for a command line, given without the program's name, or parsed already.
+    """Load the settings for a command line: either its words without the program's name, or already parsed.
 
     `needs_file`: whether -cfg is required. `beneath`: layers to use instead of the -cfg file. `weights`: the lowest
     layer, with the settings that the pretrained weights imply.
     """
-    command_line = words if isinstance(words, CommandLine) else parse(words)
+    if not isinstance(command_line, CommandLine):
+        command_line = parse(command_line)
     files = _files(command_line.cfg, needs_file, beneath, weights)
     layers, translated, check_model = translate_paddlevit(files, command_line.layers)
     merged, notes = merge(layers)

@@ -84,5 +84,5 @@ def is_removed(key: str, value: Any) -> bool:
 def plain_word(value: Any) -> str:
     """Return none, true or false for all their spellings in YAML and Python; return other values in lower case."""
     word = "" if value is None else str(value).strip().lower()
-    words = {"": "none", "null": "none", "~": "none", "yes": "true", "on": "true", "no": "false", "off": "false"}
-    return words.get(word, word)
+    plain_words = {"": "none", "null": "none", "~": "none", "yes": "true", "on": "true", "no": "false", "off": "false"}
+    return plain_words.get(word, word)

@@ -31,7 +31,7 @@ class Form(NamedTuple):
     """A requirement on a string, a list or a number, in addition to its type and bounds."""
 
     fits: Callable[[Any], bool]
-    words: str  # the end of a sentence that starts with `it must be`
+    requirement: str  # the end of a sentence that starts with `it must be`
 
 
 def to_seconds(text: str) -> float | None:
@@ -70,7 +70,7 @@ def _is_folder_name(text: str) -> bool:
 
 
 MIN_MAX = Form(_is_range, "two numbers, min and max, such as [0.08, 1.0]")
-MIN_MAX_OR_NONE = Form(lambda sides: not sides or _is_range(sides), MIN_MAX.words)
+MIN_MAX_OR_NONE = Form(lambda sides: not sides or _is_range(sides), MIN_MAX.requirement)
 TWO_BETAS = Form(lambda betas: len(betas) in (0, 2), "two numbers, such as [0.9, 0.999]")
 EVEN = Form(lambda number: number % 2 == 0, "None or, because images are mixed in pairs, an even number")
 COLUMN_NAMES = Form(
@@ -111,13 +111,13 @@ class Only:
         return any(values[key] in self.values if self.values else bool(values[key]) for key in self.keys)
 
 
-OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE", "soft", "hard")
-OF_NUMBERS = Only("TRAIN.OBJECTIVE", *(name for name, row in TASKS.items() if row.measured))
+ONLY_FOR_DISTILLATION = Only("TRAIN.DISTILLATION_TYPE", "soft", "hard")
+ONLY_FOR_NUMBERS = Only("TRAIN.OBJECTIVE", *(name for name, row in TASKS.items() if row.measured))
 SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured unless given
-OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
-OF_VIT = Only("MODEL.TYPE", "vit")
-OF_PIXELS = Only("DATA.PIXELS", *(name for name in PIXEL_KINDS if name != "8bit"))
-TO_END_LR = Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "wsd")
+ONLY_FOR_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
+ONLY_FOR_VIT = Only("MODEL.TYPE", "vit")
+ONLY_FOR_NATIVE_PIXELS = Only("DATA.PIXELS", *(name for name in PIXEL_KINDS if name != "8bit"))
+ONLY_FOR_END_LR = Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "wsd")
 
 
 # One keyword for each property that a setting can have.
@@ -207,10 +207,10 @@ class Data:
         "8bit: deeper files are scaled to 8 bits. native: images have the channels and the type of their files, the "
         "same type as the first image, which the run saves (uint8, uint16 or float32). window: like native, after the "
         "window that each DICOM file names (docs/pixels.md).")
-    RANGE: tuple[float, ...] = setting((), bounds=(-3e38, 3e38), role=MODEL, only=OF_PIXELS, help=
+    RANGE: tuple[float, ...] = setting((), bounds=(-3e38, 3e38), role=MODEL, only=ONLY_FOR_NATIVE_PIXELS, help=
         "Limits of the pixel values: lowest and highest, for all channels or for each one; values outside become the "
         "limits. Empty: the 0.1 and 99.9 percentiles of the training images, which are saved with the weights.")
-    RGB: tuple[int, ...] = setting((), bounds=(0, 999), role=MODEL, only=OF_PIXELS, help=
+    RGB: tuple[int, ...] = setting((), bounds=(0, 999), role=MODEL, only=ONLY_FOR_NATIVE_PIXELS, help=
         "Numbers, from 0, of the channels that are red, green and blue: they start from the RGB weights of a "
         "pretrained model, and pictures show them. Empty: pictures show the first three, or the only one.")
     CROP_PCT: float = setting(0.875, bounds=(0.01, 2.0), role=MODEL, help=
@@ -279,10 +279,10 @@ class Data:
         "column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all "
         "other columns. With TRAIN.OBJECTIVE numbers, the other columns (shards: keys of the .json files) have the "
         "numbers to predict.")
-    TARGET_MEAN: tuple[float, ...] = setting((), bounds=(-1e30, 1e30), only=OF_NUMBERS, help=
+    TARGET_MEAN: tuple[float, ...] = setting((), bounds=(-1e30, 1e30), only=ONLY_FOR_NUMBERS, help=
         "With TRAIN.OBJECTIVE numbers: the mean of each number, which is subtracted from it in training. Empty: the "
         "mean of the training images, which is saved with the weights.")
-    TARGET_STD: tuple[float, ...] = setting((), bounds=(1e-30, 1e30), only=OF_NUMBERS, help=
+    TARGET_STD: tuple[float, ...] = setting((), bounds=(1e-30, 1e30), only=ONLY_FOR_NUMBERS, help=
         "With TRAIN.OBJECTIVE numbers: the standard deviation of each number, by which it is divided in training. "
         "Empty: that of the training images, which is saved with the weights.")
     EXIF: Literal["apply", "ignore"] | None = setting(None, help=
@@ -375,19 +375,19 @@ class Model:
         "With TYPE timm, the name of any timm model; with TYPE vit, a label that is saved with the weights.")
     NUM_CLASSES: int | None = setting(None, bounds=(1, 1_000_000), role=DATA, help=
         "Number of outputs of the classifier; not set: the number of classes of the data. (PaddleViT: 1000.)")
-    PATCH_SIZE: int = setting(16, bounds=(1, 8_192), only=OF_VIT, help=
+    PATCH_SIZE: int = setting(16, bounds=(1, 8_192), only=ONLY_FOR_VIT, help=
         "Side of a patch in pixels.")
-    EMBED_DIM: int = setting(768, bounds=(1, 100_000), only=OF_VIT, help=
+    EMBED_DIM: int = setting(768, bounds=(1, 100_000), only=ONLY_FOR_VIT, help=
         "Width of the model: the number of features of a token.")
-    DEPTH: int = setting(12, bounds=(1, 1_000), only=OF_VIT, help=
+    DEPTH: int = setting(12, bounds=(1, 1_000), only=ONLY_FOR_VIT, help=
         "Number of transformer blocks.")
-    NUM_HEADS: int = setting(12, bounds=(1, 1_000), only=OF_VIT, help=
+    NUM_HEADS: int = setting(12, bounds=(1, 1_000), only=ONLY_FOR_VIT, help=
         "Attention heads in each block.")
-    MLP_RATIO: float = setting(4.0, bounds=(0.01, 100.0), only=OF_VIT, help=
+    MLP_RATIO: float = setting(4.0, bounds=(0.01, 100.0), only=ONLY_FOR_VIT, help=
         "Hidden width of the MLP divided by EMBED_DIM.")
-    QKV_BIAS: bool = setting(True, only=OF_VIT, help=
+    QKV_BIAS: bool = setting(True, only=ONLY_FOR_VIT, help=
         "Use biases for queries, keys and values.")
-    POS_EMBED: Literal["learn", "sincos2d", "none"] = setting("learn", only=OF_VIT, help=
+    POS_EMBED: Literal["learn", "sincos2d", "none"] = setting("learn", only=ONLY_FOR_VIT, help=
         "Position embedding: learn, a trained embedding; sincos2d, fixed sines and cosines of row and column, as in "
         "big_vision's plain ViT; none, no embedding.")
     DROPOUT: float | None = setting(None, bounds=(0.0, 0.99), role=RECIPE, help=
@@ -454,7 +454,7 @@ class LRScheduler:
     AFTER_WARMUP: bool = setting(True, only=Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "step"), help=
         "For cosine and step: start the schedule at the end of the warm-up; false (the default for step): start it at "
         "epoch 0, so that the warm-up replaces its first epochs, as timm does by default.")
-    COOLDOWN_EPOCHS: int = setting(0, bounds=(0, 1_000_000), only=TO_END_LR, help=
+    COOLDOWN_EPOCHS: int = setting(0, bounds=(0, 1_000_000), only=ONLY_FOR_END_LR, help=
         "For cosine and wsd: number of epochs at END_LR at the end of the run; NUM_EPOCHS includes them.")
     DECAY_FRACTION: float = setting(0.2, bounds=(0.0, 1.0), only=Only("TRAIN.LR_SCHEDULER.NAME", "wsd"), help=
         "For wsd: fraction of NUM_EPOCHS over which the rate falls to END_LR.")
@@ -488,7 +488,7 @@ class Train:
         "Peak learning rate.")
     WARMUP_START_LR: float = setting(1e-6, bounds=(0.0, 1_000.0), help=
         "Learning rate of the first update of the warm-up.")
-    END_LR: float = setting(0.0, bounds=(0.0, 1_000.0), only=TO_END_LR, help=
+    END_LR: float = setting(0.0, bounds=(0.0, 1_000.0), only=ONLY_FOR_END_LR, help=
         "Learning rate at the end of the schedule.")
     LINEAR_SCALED_LR: int | None = setting(None, bounds=(1, 1_000_000_000), help=
         "Global batch size that BASE_LR, WARMUP_START_LR and END_LR were tuned for; they are multiplied by global "
@@ -532,14 +532,14 @@ class Train:
     DISTILLATION_TYPE: Literal["none", "soft", "hard"] = setting("none", help=
         "Also learn from a teacher: soft, from its class probabilities; hard, from the class that it predicts.")
     DISTILLATION_ALPHA: float = setting(
-        0.5, bounds=(0.0, 1.0), only=OF_A_TEACHER, help=
+        0.5, bounds=(0.0, 1.0), only=ONLY_FOR_DISTILLATION, help=
         "Weight of the teacher in the loss; the weight of the labels is 1 - DISTILLATION_ALPHA.")
     DISTILLATION_TAU: float = setting(1.0, bounds=(0.01, 1_000.0), only=Only("TRAIN.DISTILLATION_TYPE", "soft"), help=
         "For soft: temperature by which the logits of teacher and student are divided.")
-    TEACHER_MODEL: str | None = setting("regnety_160.deit_in1k", only=OF_A_TEACHER, help=
+    TEACHER_MODEL: str | None = setting("regnety_160.deit_in1k", only=ONLY_FOR_DISTILLATION, help=
         "The teacher: a timm model, or the checkpoint of a run. It must have the same classes as the data. (PaddleViT: "
         "a weights file of RegNetY-16GF.)")
-    TEACHER_PRETRAINED: str | None = setting(None, only=OF_A_TEACHER, help=
+    TEACHER_PRETRAINED: str | None = setting(None, only=ONLY_FOR_DISTILLATION, help=
         "Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL.")
     COLOR_JITTER: float = setting(0.0, bounds=(0.0, 100.0), help=
         "Brightness, contrast and saturation (with PIXELS native only the first two) are each multiplied by a random "
@@ -555,18 +555,18 @@ class Train:
     CUTMIX_MINMAX: tuple[float, ...] = setting((), bounds=(0.0, 1.0), form=MIN_MAX_OR_NONE, help=
         "Cutmix with boxes whose sides are random fractions (min, max) of the image's sides; CUTMIX_ALPHA then has no "
         "effect.")
-    MIXUP_PROB: float = setting(1.0, bounds=(0.0, 1.0), only=OF_MIXING, help=
+    MIXUP_PROB: float = setting(1.0, bounds=(0.0, 1.0), only=ONLY_FOR_MIXING, help=
         "Probability that a batch, pair or image (see MIXUP_MODE) is mixed.")
-    MIXUP_SWITCH_PROB: float = setting(0.5, bounds=(0.0, 1.0), only=OF_MIXING, help=
+    MIXUP_SWITCH_PROB: float = setting(0.5, bounds=(0.0, 1.0), only=ONLY_FOR_MIXING, help=
         "Probability of cutmix instead of mixup if both are on.")
-    MIXUP_MODE: Literal["batch", "pair", "elem"] = setting("batch", only=OF_MIXING, help=
+    MIXUP_MODE: Literal["batch", "pair", "elem"] = setting("batch", only=ONLY_FOR_MIXING, help=
         "The images that share one random draw of kind, weight and box: batch, MIXUP_GROUP images; pair, two images; "
         "elem, a single image.")
     MIXUP_GROUP: int | None = setting(
         128, bounds=(2, 1_000_000), form=EVEN, only=Only("TRAIN.MIXUP_MODE", "batch"), help=
         "For MIXUP_MODE batch: even number of consecutive images of an update that share a draw. The split over "
         "processes and micro-batches does not change the groups. Not set: all images of an update.")
-    MIXUP_OFF_EPOCH: int = setting(0, bounds=(0, 1_000_000), only=OF_MIXING, help=
+    MIXUP_OFF_EPOCH: int = setting(0, bounds=(0, 1_000_000), only=ONLY_FOR_MIXING, help=
         "Number of epochs after which mixing stops; 0: never.")
     RANDOM_ERASE_PROB: float = setting(0.0, bounds=(0.0, 1.0), help=
         "Probability of random erasing of a training image. (PaddleViT's DeiT: 0.25.)")
@@ -592,7 +592,7 @@ class Train:
     BEST_EPOCH: Literal["last", "highest"] = setting("last", may_change=True, help=
         "The weights in best.pth at the end of the run. last: those after the last epoch (with MODEL_EMA, their "
         "average), unless another epoch has a better BEST_METRIC by more than the noise of the validation images; "
-        "highest: those with the best BEST_METRIC. (Runs that began before halfstep 2.3: highest.)")
+        "highest: those with the best BEST_METRIC.")
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 
@@ -776,7 +776,7 @@ class Config:
         return TASKS["labels" if name == "classes" and self.DATA.has_several_labels else name]
 
     @property
-    def learns_strangers(self) -> bool:
+    def fits_unknown_statistics(self) -> bool:
         """Whether the evaluations of a new best epoch measure statistics for halfstep predict -unknown."""
         return self.CALIBRATE and self.MODEL.PRETRAINED is not None and not self.task.has_several_classes
 

@@ -152,8 +152,8 @@ class MetricRow(NamedTuple):
 
 NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
 NEEDS_NUMBERS = f"measures numbers; set TRAIN.OBJECTIVE=numbers ({page('docs/numbers.md')}), or choose another metric"
-OF_LABELS = "micro_f1 and map are for data with several labels per image; map is the default for such data."
-OF_NUMBERS = "mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers."
+LABEL_METRICS_HELP = "micro_f1 and map are for data with several labels per image; map is the default for such data."
+NUMBER_METRICS_HELP = "mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers."
 # {value of TRAIN.BEST_METRIC in configs/schema.py: its row}
 METRICS = {
     "top1": MetricRow("top-1"),
@@ -161,9 +161,11 @@ METRICS = {
     "loss": MetricRow("loss", unit="", digits=4, smaller_is_better=True),
     "macro_recall": MetricRow("macro recall"),
     "macro_f1": MetricRow("macro F1"),
-    "micro_f1": MetricRow("micro F1", remedy=NEEDS_LABELS, note=OF_LABELS),
+    "micro_f1": MetricRow("micro F1", remedy=NEEDS_LABELS, note=LABEL_METRICS_HELP),
     "map": MetricRow("mAP", remedy=NEEDS_LABELS),
-    "mae": MetricRow("MAE", "", 4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS, note=OF_NUMBERS),
+    "mae": MetricRow(
+        "MAE", "", 4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS, note=NUMBER_METRICS_HELP
+    ),
     "rmse": MetricRow("RMSE", unit="", digits=4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS),
     "r2": MetricRow("R2", unit="", digits=4, remedy=NEEDS_NUMBERS),
     "spearman": MetricRow("Spearman", unit="", digits=4, remedy=NEEDS_NUMBERS),
@@ -190,14 +192,9 @@ class TaskRow(NamedTuple):
     has_several_classes: bool = False  # whether an image can have any number of classes
     refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
     measured: str = ""  # file and function in datasets/ that measures the training targets before a run
-    errors: str = ""  # for numbers: file and function in engine/tasks/ of their errors
     # Flags of halfstep predict that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
-
-    def is_like(self, other: "TaskRow") -> bool:
-        """Return whether the outputs of both tasks mean the same."""
-        return self.noun == other.noun
 
     @property
     def refused(self) -> tuple:
@@ -247,7 +244,6 @@ TASKS = {
         noun="number",
         has_classes=False,
         measured="targets.numbers.standardized",
-        errors="number_figures.errors",
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
         refusals="refusals.NUMBERS",

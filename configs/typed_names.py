@@ -126,8 +126,8 @@ def suggest_flag(flag: str, settings: dict[str, str]) -> str:
     near = [name] if name in known else difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
     target = _TARGETS.get(name) or next((known[each] for each in near), "")
     flags = {key: each for each, key in settings.items()}
-    words = []
+    options = []
     for word in target.split():
         key, _, value = word.partition("=")
-        words.append(f"{flags[key]} {value}" if key in flags else f"-opts {key}={value or '...'}")
-    return f"; did you mean {' '.join(words).replace(' true', '').strip()}?" if words else ""
+        options.append(f"{flags[key]} {value}" if key in flags else f"-opts {key}={value or '...'}")
+    return f"; did you mean {' '.join(options).replace(' true', '').strip()}?" if options else ""

@@ -63,16 +63,16 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
             continue
         section, role = declared.pop("section"), declared.pop("role") or cls.role
         types = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
-        words = tuple(word for kind in types if get_origin(kind) is Literal for word in get_args(kind))
-        is_choice = get_origin(types[0]) is Literal  # if False, any words are allowed besides a number
+        choices = tuple(word for kind in types if get_origin(kind) is Literal for word in get_args(kind))
+        is_choice = get_origin(types[0]) is Literal  # if False, these are allowed besides a number
         declared["may_change"] |= role in (START, MACHINE, RECORD)
         yield Setting(
             key=(f"{section}." if section else prefix) + field.name,
-            kind=type(words[0]) if is_choice else types[0],
+            kind=type(choices[0]) if is_choice else types[0],
             optional=type(None) in types,
             is_list=get_origin(hint) is tuple,
-            choices=words if is_choice else (),
-            special=() if is_choice else words,
+            choices=choices if is_choice else (),
+            special=() if is_choice else choices,
             default=field.default,
             role=role,
             **declared,
@@ -270,10 +270,11 @@ def to_text(value: Any) -> str:
 def describe_allowed(setting: Setting) -> str:
     """Return a description of the allowed values: the end of a sentence that starts with `it must be`."""
     if setting.form:
-        return setting.form.words + (", each" if setting.is_list and setting.bounds else "") + describe_bounds(setting)
+        of_each = ", each" if setting.is_list and setting.bounds else ""
+        return f"{setting.form.requirement}{of_each}{describe_bounds(setting)}"
     if setting.choices:
-        words = [str(choice) for choice in setting.choices] + ["None"] * setting.optional
-        return ", ".join(words[:-1]) + " or " + words[-1]
+        choices = [str(choice) for choice in setting.choices] + ["None"] * setting.optional
+        return ", ".join(choices[:-1]) + " or " + choices[-1]
     one, several = {
         int: ("a whole number", "a list of whole numbers"),
         float: ("a number", "a list of numbers"),

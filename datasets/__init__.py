@@ -20,4 +20,4 @@ from datasets.split import validation_facts, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import Preparation, SizedPreparation, dominant_class
-from datasets.types import Batch, CacheProgress, ImageSet, Known, Mixed, SavedData, Settled
+from datasets.types import Batch, CacheProgress, ImageSet, Mixed, PriorFacts, SavedData, Settled

@@ -18,8 +18,8 @@ from utils.text import counted, is_url
 MOST_TRAINED = 2_000_000
 
 
-def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_global_batch: int | None = None) -> Order:
-    """Return the order of the training images. `resumed_global_batch` replaces the settings' global batch."""
+def build_order(config: Config, image_set: ImageSet, world_size: int, fixed_global_batch: int | None = None) -> Order:
+    """Return the order of the training images. `fixed_global_batch` replaces the settings' global batch."""
     data, train, epoch_order = config.DATA, config.TRAIN, image_set.epoch_order
     if data.SAMPLER == "balanced":
         from datasets.balance import order_of_balanced_epochs
@@ -36,7 +36,7 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
         is_balanced=data.SAMPLER == "balanced",
         num_repeats=train.REPEATED_AUG,
         in_pairs=train.mixes,
-        resumed_global_batch=resumed_global_batch,
+        fixed_global_batch=fixed_global_batch,
     )
     if order.num_repeats > order.global_batch:
         raise ConfigError(

@@ -29,14 +29,14 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
         if other := added.pop(below, None):
             moved.setdefault((folder, _divided(other)[0]), []).append(below)
             del gone[name], new[other]
-    words = [
+    changes = [
         f"{counted(len(names), 'image')} moved from {old} to {to} ({first_of(names, limit=3)})"
         for (old, to), names in moved.items()
     ]
     for images, what in ((gone, "gone"), (new, "new")):
         if images:
-            words.append(f"{counted(images.total(), 'image')} {what} ({first_of(sorted(images), limit=3)})")
-    return words, is_only_added
+            changes.append(f"{counted(images.total(), 'image')} {what} ({first_of(sorted(images), limit=3)})")
+    return changes, is_only_added
 
 
 def split_table(saved: SavedData | None) -> Path | None:

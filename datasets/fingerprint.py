@@ -23,7 +23,7 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
         CLASSES: _digest([name.encode(errors="surrogateescape") + b"\0" for name in val.classes])
     }
     for part, image_set in (("training", train), ("validation", val)):
-        is_repeated = part == "validation" and val.is_learned
+        is_repeated = part == "validation" and val.trains_on_all
         if image_set is None or not len(image_set) or is_repeated:
             continue
         places = np.linspace(0, len(image_set) - 1, NUM_SIZES).astype(int).tolist()

@@ -1,4 +1,4 @@
-"""Class numbers that do not follow from class names: from a checkpoint, a text file, or labels that are numbers."""
+"""Numbers classes by DATA.CLASSES, by a checkpoint, or by numeric labels."""
 
 import re
 from pathlib import Path
@@ -20,9 +20,9 @@ def number_by_list(config: Config, parts: list[ImageSet], only_validation: bool)
     """Number the classes in the order of DATA.CLASSES."""
     # No name may repeat, because the classes of the data are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
-    where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
-    _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
-    parts = [part.with_facts(meaning=part.meaning.by_list()) for part in renumber(parts, classes)]
+    problem = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
+    _refuse_other_classes(parts, classes, problem, "add them to the file", may_lack=True)
+    parts = [part.with_facts(meaning=part.meaning.with_named_classes()) for part in renumber(parts, classes)]
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
     if only_validation or not unused:
         return parts, []
@@ -32,7 +32,7 @@ def number_by_list(config: Config, parts: list[ImageSet], only_validation: bool)
 
 
 def number_by_label(parts: list[ImageSet]) -> Numbered:
-    """Number the classes of labels that are numbers: by the label, or, if exactly 1 to N occur, as N classes."""
+    """Use numeric labels as class numbers. If exactly the labels 1 to N occur, class 1 becomes class 0."""
     classes = parts[0].classes
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
     if unused == ["0"]:
@@ -52,17 +52,17 @@ def number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[st
     """Number the classes as in the checkpoint that is resumed or evaluated."""
     notes, meaning = [], parts[0].meaning
     new, gone = _differences(parts, classes)
-    is_renamed = meaning.numbering.is_renamed(new, gone)
-    if is_renamed and config.START.allows("CLASS_NAMES"):
+    may_be_renamed = meaning.numbering.may_be_renamed(new, gone)
+    if may_be_renamed and config.START.allows("CLASS_NAMES"):
         classes = [new[0] if name == gone[0] else name for name in classes]
         notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
-    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {plural(config.task.noun)} of the checkpoint"
+    problem = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {plural(config.task.noun)} of the checkpoint"
     remedy = "start a new run from the checkpoint's weights with -pretrained"
     if only_validation:
-        remedy = "evaluate images of all the checkpoint's classes (then images of new classes are left out)"
-    if is_renamed:
+        remedy = "give images of every class of the checkpoint (images of other classes are then left out)"
+    if may_be_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
-    _refuse_other_classes(parts, classes, where, remedy, may_lack=only_validation or meaning.numbering.may_lack)
+    _refuse_other_classes(parts, classes, problem, remedy, may_lack=only_validation or meaning.numbering.may_lack)
     return renumber(parts, classes), notes + meaning.numbering.describe(classes)
 
 
@@ -70,7 +70,7 @@ def without_new_classes(part: ImageSet, saved: SavedData) -> ImageSet:
     """Leave out the images of classes that were added since the checkpoint. `left_out` of the result counts them.
 
     If a class of the checkpoint is missing, an added class may be that class under another name. Then all images stay,
-    and number_classes refuses them.
+    and number_by_checkpoint refuses them.
     """
     if not (saved.classes and part.meaning.has_one_name):
         return part
@@ -94,10 +94,11 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
     return new, [name for number, name in enumerate(classes) if number not in known]
 
 
-def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
+def _refuse_other_classes(parts: list[ImageSet], classes: list[str], problem: str, remedy: str, may_lack: bool) -> None:
     """Raise DataError if the classes of the parts differ from `classes`.
 
-    With `may_lack`, ignore classes without images.
+    `problem` and `remedy` are the start and the end of the message. With `may_lack`, the parts may lack some of
+    `classes`, and their own classes without images do not count.
     """
     names = parts[0].classes
     new, gone = _differences(parts, classes)
@@ -105,9 +106,9 @@ def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str,
         used = {names[target] for part in parts for target in np.flatnonzero(part.count_classes())}
         new, gone = [name for name in new if name in used], []
     if new or gone:
-        changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
+        changes = [f"{change}: {first_of(each)}" for change, each in (("new", new), ("gone", gone)) if each]
         raise DataError(
-            f"{where}: {counted(len(names), 'class')} in the data, {len(classes)} known ({'; '.join(changes)}); "
+            f"{problem}: {counted(len(names), 'class')} in the data, {len(classes)} known ({'; '.join(changes)}); "
             f"rename them to match, or {remedy}{did_you_mean(new[0], classes) if new else ''}"
         )
 
@@ -126,11 +127,12 @@ def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool
 def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
     """Return the class name of each line. Raise ConfigError if one is empty or, unless `may_repeat`, repeated."""
     classes = [line.strip() for line in LINE_END.split(text.rstrip())]
-    first = {"": 0}  # the first line with each name; 0 makes every empty name a repetition
-    lines = enumerate(classes, 1)
-    if wrong := next((n for n, name in lines if first.setdefault(name, n) < n and not (may_repeat and name)), None):
-        raise ConfigError(
-            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; each line must be the "
-            "name of a class, starting with class 0"
-        )
+    seen = set()
+    for number, name in enumerate(classes, 1):
+        if not name or (name in seen and not may_repeat):
+            raise ConfigError(
+                f"{where}, line {number} is empty{'' if may_repeat else ' or repeats a name'}; each line must be the "
+                "name of a class, starting with class 0"
+            )
+        seen.add(name)
     return distinct(classes)

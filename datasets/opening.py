@@ -13,7 +13,7 @@ from datasets.classes import Numbered, renumber
 from datasets.sources import find_source
 from datasets.split import MOST_SEARCHED, describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
-from datasets.types import UNKNOWN, CacheProgress, ImageSet, Known, SavedData, Settled
+from datasets.types import NO_PRIOR_FACTS, CacheProgress, ImageSet, PriorFacts, SavedData, Settled
 from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import is_url
@@ -35,7 +35,7 @@ class OpenedData(NamedTuple):
 def open_data(
     config: Config,
     parts: PartsToRead = "both",
-    known: Known = UNKNOWN,
+    prior: PriorFacts = NO_PRIOR_FACTS,
     process: Process | None = None,
     *,
     say: Callable[[str], None] = print,
@@ -48,18 +48,18 @@ def open_data(
     DATA.CACHE, and reports it.
     """
     process = process or Process(torch.device("cpu"))
-    only_validation, saved = parts == "validation", known.saved
+    only_validation, saved = parts == "validation", prior.saved
     read = process.after_first(lambda: _read(config, only_validation, saved, say, output))
     read = _with_copies(config, read, only_validation, saved, process)
     finish = partial(_finish, config, read, only_validation, saved)
     train, val = process.after_first(lambda: _through_cache(config, finish(), cache))
-    if parts == "validation" and known.outputs and val.classes != known.outputs and {*val.classes} <= {*known.outputs}:
-        (val,) = renumber([val], known.outputs)
+    if parts == "validation" and prior.outputs and val.classes != prior.outputs and {*val.classes} <= {*prior.outputs}:
+        (val,) = renumber([val], prior.outputs)
     settings: list[Settled] = []
     if config.task.measured:
-        settings, train, val = import_named("datasets", config.task.measured)(config, known, train, val)
+        settings, train, val = import_named("datasets", config.task.measured)(config, prior, train, val)
     if val.pixels.measured_by:
-        arguments = config, known, process, train, val
+        arguments = config, prior, process, train, val
         more, train, val = import_named("datasets", val.pixels.measured_by)(*arguments)
         settings = [*settings, *more]
     for setting in settings:
@@ -163,8 +163,9 @@ def _divide(
 def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
     """Number the classes of all parts in the same way.
 
-    Labels that are numbers stay as they are, unless they count from 1, and their classes get names. Classes with names
-    are numbered as in the checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
+    Use the numbers of the checkpoint that is resumed or evaluated. Without a checkpoint, use the order of DATA.CLASSES,
+    and without this file the order of the data: class names that are numbers are sorted by value, and labels that are
+    numbers are the class numbers, except that 1 to N become 0 to N - 1.
     """
     notes, lines = [], []
     if config.DATA.CLASSES:

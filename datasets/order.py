@@ -121,12 +121,12 @@ class Order:
     num_repeats: int = 1  # occurrences of each image in a window
     is_balanced: bool = False  # an image can occur several times in an epoch
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; needs an even batch size
-    resumed_global_batch: int | None = None  # global batch of a run that started with another number of processes
+    fixed_global_batch: int | None = None  # the global batch, if it does not follow from the fields above
 
     @property
     def global_batch(self) -> int:
         """The number of images in a full window."""
-        return self.resumed_global_batch or self.batch_size * self.world_size * self.num_accumulated
+        return self.fixed_global_batch or self.batch_size * self.world_size * self.num_accumulated
 
     @property
     def steps_per_epoch(self) -> int:

@@ -63,7 +63,7 @@ class ImageSet:
         return len(self.targets)
 
     @property
-    def is_learned(self) -> bool:
+    def trains_on_all(self) -> bool:
         """Return whether all images are training images: both parts of the split are the whole set."""
         return self.split.get("rule") == ALL
 
@@ -205,8 +205,8 @@ class Settled(NamedTuple):
     origin: str  # where the value comes from, in words
 
 
-class Known(NamedTuple):
-    """What is known before the images are read: from the command line, the checkpoint, and the weights."""
+class PriorFacts(NamedTuple):
+    """Facts that are known before the images are read: from the command line, the checkpoint and the weights."""
 
     saved: SavedData | None = None  # of the run that is resumed or evaluated
     began: Mapping[str, SettingValue] = {}  # the settings with which a resumed run began
@@ -217,7 +217,7 @@ class Known(NamedTuple):
     typed: Set[str] = frozenset()  # settings on the command line
 
 
-UNKNOWN = Known()
+NO_PRIOR_FACTS = PriorFacts()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data, invent_images
 from engine.build import build_trainer
-from engine.first_passes import gradients_of, largest_batch, with_largest_images
+from engine.first_passes import gradients_of, largest_batch
 from engine.memory import free_memory, release, reports_memory, shortage, too_large
 from engine.plan import Inputs, StepPlan
 from engine.train.trainer import Trainer
@@ -185,6 +185,13 @@ def search(trial: "StepTrial", withheld: int, limit: int) -> int:
         number = next((each for each in fewer if trial.fits(each)), 0)
     del memory
     return number
+
+
+def with_largest_images(config: Config) -> Config:
+    """Return settings with which all training images have the largest size."""
+    if not config.TRAIN.SIZE_SCHEDULE:
+        return config
+    return config.changed("TRAIN", SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
 
 
 class StepTrial:

@@ -48,7 +48,7 @@ def open_data_of_run(
     """Open the data, cached if DATA.CACHE is set. `signal`: the number of a pending stop signal, or 0. Collective."""
     config, process, log = inputs.config, session.process, session.log
     cache = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    return open_data(config, parts, inputs.known, process, say=log.say, output=config.SAVE, cache=cache)
+    return open_data(config, parts, inputs.prior, process, say=log.say, output=config.SAVE, cache=cache)
 
 
 def prepare_torch(config: Config, process: Process, log: Log) -> None:

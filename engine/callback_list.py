@@ -83,9 +83,9 @@ def choose_callbacks(
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, times))
     from engine.doctor import Doctor
 
-    run_facts = {"class_names": list(plan.classes), "class_weights": plan.class_weights}
+    class_facts = {"class_names": list(plan.classes), "class_weights": plan.class_weights}
     # The doctor examines in process 0 and copies the whole model, so it does not examine a sharded run.
-    doctor = add(Doctor(config, session.path, log, run_facts, process.is_first and not is_sharded(config, process)))
+    doctor = add(Doctor(config, session.path, log, class_facts, process.is_first and not is_sharded(config, process)))
     known = bad_images_of(plan.inputs.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)

@@ -19,5 +19,5 @@ def plan_evaluation(inputs: Inputs, open_data: OpenData) -> EvalPlan:
     """Read the validation images and number their classes as in the weights. Collective."""
     opened = open_data(inputs)
     refuse_other_data(inputs, data_facts(None, opened.val))
-    names = [] if inputs.known.saved else [*inputs.known.outputs]
+    names = [] if inputs.prior.saved else [*inputs.prior.outputs]
     return EvalPlan(inputs=inputs.settled(opened), eval_set=opened.val, classes_of_weights=names)

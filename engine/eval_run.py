@@ -67,7 +67,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         state, code = "save_failed", ExitCode.FAILED
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in evaluations.items()}
     session.status(state, exit_code=int(code), **figures)
-    saved = plan.inputs.known.saved
+    saved = plan.inputs.prior.saved
     session.advise(after_evaluation(saved.file if saved else None, session.path, eval_set))
     if log.unprinted:
         raise log.unprinted

@@ -36,7 +36,7 @@ def evaluate_both(
     metric, both = trainer.config.TRAIN.BEST_METRIC, list(models.values())
     with contextlib.ExitStack() as stack:
         make_tally = trainer.task.tally
-        if trainer.config.learns_strangers:
+        if trainer.config.fits_unknown_statistics:
             from engine.confidence.fit import keeping_features
 
             make_tally = stack.enter_context(keeping_features(make_tally, both, trainer))

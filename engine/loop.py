@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datasets import BadImages, EvalData, Window
 from datasets.split import how_held_out
 from engine.callback_list import Watchers
-from engine.checkpoint.async_saver import BEST
 from engine.evaluate_weights import ByFolds, compare_with_start, complete_best, evaluate_both, note_start
 from engine.evaluation.evaluate import Evaluation
 from engine.memory import naming_remedy
@@ -29,6 +28,7 @@ from engine.train.trainer import Trainer
 from utils.errors import AFTER_SIGNAL, ExitCode, cause_of
 from utils.log import Log
 from utils.program import StopSignal
+from utils.runs import BEST
 from utils.text import format_duration
 
 

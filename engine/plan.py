@@ -20,8 +20,8 @@ from configs.schema import AUTO, Config
 from configs.values import flatten
 from datasets import (
     ImageSet,
-    Known,
     OpenedData,
+    PriorFacts,
     SavedData,
     build_order,
     class_weights,
@@ -29,7 +29,7 @@ from datasets import (
 )
 from datasets.fingerprint import data_facts
 from datasets.order import Order
-from datasets.types import UNKNOWN
+from datasets.types import NO_PRIOR_FACTS
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
 from engine.precision import Precision
 from models.weights.record import record_of
@@ -52,7 +52,7 @@ class Inputs:
     checkpoint: Path | None = None  # the checkpoint that -resume names, to continue or to evaluate
     saved: dict = field(default_factory=dict)  # the content of the checkpoint
     record: dict = field(default_factory=dict)  # metadata that halfstep stored in the weights or the checkpoint
-    known: Known = UNKNOWN
+    prior: PriorFacts = NO_PRIOR_FACTS
 
     @property
     def config(self) -> Config:
@@ -65,7 +65,7 @@ class Inputs:
 
     def divided_as(self, saved: SavedData | None) -> "Inputs":
         """Return the inputs of a new run whose images are divided as another run has divided them, if one is given."""
-        return self if saved is None or self.known.saved else replace(self, known=self.known._replace(saved=saved))
+        return self if saved is None or self.prior.saved else replace(self, prior=self.prior._replace(saved=saved))
 
     @property
     def folder(self) -> Path | None:
@@ -130,10 +130,10 @@ class StepPlan:
     class_weights: list[float] | None  # class weights in the training loss; None: all are equal
 
     @classmethod
-    def of_trial(cls, config: Config, process: Process, images: ImageSet, classes: list[str] | None = None) -> Self:
-        """Return the plan of steps without a run. `classes`: names that a teacher must know."""
+    def of_trial(cls, config: Config, process: Process, images: ImageSet) -> Self:
+        """Return the plan of steps without a run."""
         precision, num_classes = Precision(config, process.device), config.MODEL.NUM_CLASSES or len(images.classes)
-        return cls(config, process, precision, num_classes, classes, class_weights(config, images))
+        return cls(config, process, precision, num_classes, None, class_weights(config, images))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class TrainPlan(Plan):
     @property
     def holds_out(self) -> bool:
         """Return whether the run has validation images. If not, it trains on all images, and no epoch is evaluated."""
-        return not self.eval_set.is_learned
+        return not self.eval_set.trains_on_all
 
     @property
     def is_measured(self) -> bool:
@@ -201,25 +201,27 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     saved = process.after_first(read)
     source = source_of(config, checkpoint)[1]
     record, file = _record(source, saved)
-    known = known_before(loaded)._replace(trained=record.get("config", {}), outputs=list(record.get("class_names", ())))
+    prior = prior_facts_of(loaded)._replace(
+        trained=record.get("config", {}), outputs=list(record.get("class_names", ()))
+    )
     if is_run(saved):
-        known = known._replace(began=saved.get("config", {}))
+        prior = prior._replace(began=saved.get("config", {}))
     if "class_names" in record and (is_run(saved) or is_evaluated):
         records = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
-        known = known._replace(saved=SavedData(known.outputs, *records, file))
+        prior = prior._replace(saved=SavedData(prior.outputs, *records, file))
     elif is_evaluated and source:
         from models.weights.metadata import classes_of_weights
 
         with suppress(ConfigError):  # load_weights reports why the file cannot be read
-            known = known._replace(outputs=classes_of_weights(source))
-    return Inputs(loaded, process, precision, checkpoint, saved, record, known)
+            prior = prior._replace(outputs=classes_of_weights(source))
+    return Inputs(loaded, process, precision, checkpoint, saved, record, prior)
 
 
-def known_before(loaded: LoadedConfig) -> Known:
-    """Return what is known of the images from the command line and the settings of the weights."""
+def prior_facts_of(loaded: LoadedConfig) -> PriorFacts:
+    """Return the facts that the command line and the settings of the weights contain."""
     implied = loaded.weights.texts if loaded.weights else {}
     typed = frozenset(key for key in loaded.origins if is_typed(key, loaded.origins))
-    return Known(implied=implied, origins=loaded.origins, typed=typed)
+    return PriorFacts(implied=implied, origins=loaded.origins, typed=typed)
 
 
 def plan_training(inputs: Inputs, open_data: OpenData, find_batch_size: FindBatchSize) -> TrainPlan:

@@ -144,7 +144,7 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
 
 
 def check_disk(config: Config, path: Path, checkpoint_size: int) -> Finding:
-    """Check that all files of a run fit on the disk of `path`. Each checkpoint takes up `each` bytes."""
+    """Check that all files of a run fit on the disk of `path`. Each checkpoint takes up `checkpoint_size` bytes."""
     numbered = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
     count = numbered + 4  # best, last, previous, and the file that is being written
     # The checkpoints of a resumed run already take up space. A file with several names is counted only once.
@@ -161,7 +161,7 @@ def check_disk(config: Config, path: Path, checkpoint_size: int) -> Finding:
 
 
 def refuse_full_disk(path: Path, checkpoint_size: int) -> None:
-    """Raise ConfigError if not even one checkpoint of `each` bytes fits on the disk of the run's folder."""
+    """Raise ConfigError if not even one checkpoint of `checkpoint_size` bytes fits on the disk of the run's folder."""
     disk = shutil.disk_usage(path)
     if disk.total and checkpoint_size > disk.free:  # some network file systems do not know their size and report 0
         needs, has = format_bytes_apart(checkpoint_size, disk.free)

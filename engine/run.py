@@ -110,10 +110,10 @@ def run_training(session: Session, loaded: LoadedConfig, stop: StopSignal | None
 
     process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
     if raises_when_full(process.device) or process.world_size > 1:
-        from engine.first_passes import fit_micro_batches, rehearse_buckets
+        from engine.first_passes import arrange_ddp_buckets, fit_micro_batches
 
         fit_micro_batches(trainer, log)
-        rehearse_buckets(trainer)
+        arrange_ddp_buckets(trainer)
 
     # Train. All checks have passed, so the run takes over its folder.
     log.say(f"writing to {session.path}")

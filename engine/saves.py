@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.schema import Config
 from engine.callback_list import Watchers
-from engine.checkpoint.async_saver import BEST, AsyncSaver
+from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from engine.evaluation.evaluate import Evaluation
@@ -18,15 +18,15 @@ from engine.session import Session
 from engine.tasks.class_tables import ClassResults
 from engine.train.stop_conditions import NonFinite, why_finished
 from engine.train.trainer import Trainer
-from models.weights.record import KEPT, VERSION_KEY, preprocessing_of
+from models.weights.record import BEST_SCORES, VERSION_KEY, preprocessing_of
 from models.weights.sharded import PIECES
 from utils import VERSION
 from utils.errors import cause_of
-from utils.runs import utc_now
+from utils.runs import BEST, utc_now
 from utils.text import counted
 
 if TYPE_CHECKING:
-    from engine.kept import KeptWeights
+    from engine.best_scores import BestScores
 
 
 class Comparison(NamedTuple):
@@ -50,7 +50,7 @@ class Saves:
     Only this class decides which epoch is the best: the epoch whose raw or EMA weights have the best
     TRAIN.BEST_METRIC, and at equal values the smaller loss. `compare_with_best` compares each evaluation with the best
     so far, and `wait_and_sync_best` returns to the previous best if best.pth could not be written. After the last
-    epoch, its weights become the best, unless TRAIN.BEST_EPOCH or KeptWeights (engine/kept.py) keep the highest.
+    epoch, its weights become the best, unless TRAIN.BEST_EPOCH or BestScores (engine/best_scores.py) keep the highest.
     """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
@@ -58,9 +58,9 @@ class Saves:
         self.process, self.log, self.folder = session.process, session.log, session.path
         self.failure = ""  # why the last save failed, or empty if it succeeded; the same in every process
         if plan.config.TRAIN.BEST_EPOCH == "last":
-            from engine.kept import KeptWeights
+            from engine.best_scores import BestScores
 
-            trainer.parts[KEPT] = KeptWeights(plan, self.folder / BEST, self.log)
+            trainer.parts[BEST_SCORES] = BestScores(plan, self.folder / BEST, self.log)
         self.reload_best_from_disk()
         saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
         saver.on_saved = lambda: self.show("training")
@@ -105,29 +105,29 @@ class Saves:
         is_best = trainer.best is not before
         images = evaluations[suffix].images.gather(self.process) if is_best else None
         result = Comparison(suffix, is_best, images)
-        if kept := trainer.parts.get(KEPT):
+        if best_scores := trainer.parts.get(BEST_SCORES):
             if is_best:
-                kept.note(trainer.best, images)
+                best_scores.note(trainer.best, images)
             else:
-                kept.follow(trainer.best)
+                best_scores.follow(trainer.best)
             ends = why_finished(self.plan.config.TRAIN, trainer.schedule.num_epochs, epoch, trainer.not_better)
             if ends and not is_chosen:
-                result = self._choose(kept, evaluations, epoch) or result
+                result = self._choose(best_scores, evaluations, epoch) or result
         trainer.preferred = f"state_dict{result.suffix}"
         return result
 
-    def _choose(self, kept: "KeptWeights", evaluations: dict[str, Evaluation], epoch: int) -> Comparison | None:
+    def _choose(self, best_scores: "BestScores", evaluations: dict[str, Evaluation], epoch: int) -> Comparison | None:
         """Make the last epoch the best one, unless the highest is clearly better: then return None. Collective."""
         suffix = max(evaluations)  # the average, or "" without one
         last = Best.of(evaluations[suffix].scores, epoch, suffix)
         if self.trainer.best == last:
             return None
         images = evaluations[suffix].images.gather(self.process)
-        chosen = kept.choose(self.trainer.best, last, images)
+        chosen = best_scores.choose(self.trainer.best, last, images)
         if chosen != last:
             return None
         self.trainer.best = chosen
-        kept.note(chosen, images)
+        best_scores.note(chosen, images)
         return Comparison(suffix, True, images)
 
     def take_as_best(self, epoch: int) -> bool:

@@ -21,13 +21,13 @@ def chooses(pretrained: str | None) -> bool:
     return (pretrained or "").partition(":")[0] == CHOOSE
 
 
-def words_in(pretrained: str | None) -> list[str] | None:
-    """Return the words of choose:WORD,WORD ([]: the usual ones; ,, is a comma in a word), or None for other values."""
+def candidate_names_in(pretrained: str | None) -> list[str] | None:
+    """Return the names in choose:WORD,WORD ([]: the usual ones; ,, is a comma in a name), or None for other values."""
     if not chooses(pretrained):
         return None
-    _, colon, words = pretrained.partition(":")
+    _, colon, names = pretrained.partition(":")
     # No value of a setting has a null character.
-    candidates = [word.strip().replace("\0", ",") for word in words.replace(",,", "\0").split(",")] if colon else []
+    candidates = [name.strip().replace("\0", ",") for name in names.replace(",,", "\0").split(",")] if colon else []
     if colon and not all(candidates):
         raise ConfigError(
             f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD, and two commas "
@@ -69,8 +69,8 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     import engine.settings_of_weights as of_weights
 
     checkpoint = of_weights.checkpoint_of(texts)
-    if (words := words_in(texts.get("MODEL.PRETRAINED"))) is not None:
-        if chosen := of_weights.choice_of_resumed(texts, checkpoint, words):
+    if (candidate_names := candidate_names_in(texts.get("MODEL.PRETRAINED"))) is not None:
+        if chosen := of_weights.choice_of_resumed(texts, checkpoint, candidate_names):
             return _load(_with(command_line, chosen))
         # MODEL.NAME names timm's model of the candidates, as it does for other weights that name none.
         named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in texts else None

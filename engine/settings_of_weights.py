@@ -48,10 +48,10 @@ def checkpoint_of(typed: dict[str, Text]) -> Path | None:
     return checkpoint_at(typed["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
 
 
-def choice_of_resumed(typed: dict[str, Text], checkpoint: Path | None, words: list[str]) -> dict[str, str]:
+def choice_of_resumed(typed: dict[str, Text], checkpoint: Path | None, candidate_names: list[str]) -> dict[str, str]:
     """Return the settings that the images have chosen for the run to continue, or {} for a new run.
 
-    `words`: the candidates, [] for the usual ones. Raise ConfigError for an evaluation or a prediction.
+    `candidate_names`: [] for the usual ones. Raise ConfigError for an evaluation or a prediction.
     """
     from engine.catalogue import USUAL
     from models.weights.files import read_record
@@ -63,7 +63,7 @@ def choice_of_resumed(typed: dict[str, Text], checkpoint: Path | None, words: li
     config = read_record(checkpoint).get("config", {})
     size = str(config.get("DATA.IMAGE_SIZE"))
     # Without @PIXELS, the size is that of the weights or of the command line.
-    is_chosen = any(word.endswith(f"@{size}") for word in words or USUAL)
+    is_chosen = any(name.endswith(f"@{size}") for name in candidate_names or USUAL)
     sized = {"DATA.IMAGE_SIZE": size} if is_chosen else {}
     return {"MODEL.PRETRAINED": config.get("MODEL.PRETRAINED") or "none"} | sized
 

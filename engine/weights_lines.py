@@ -26,7 +26,7 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
     """Return lines about an evaluation: missing classes, and settings that differ from the checkpoint."""
     lines, names = [], plan.classes_of_weights
     number = np.count_nonzero(plan.eval_set.count_classes())
-    if number < len(plan.classes) and (plan.inputs.known.saved or names == plan.classes):
+    if number < len(plan.classes) and (plan.inputs.prior.saved or names == plan.classes):
         lines.append(
             f"the validation images have {number} of the checkpoint's "
             f"{counted(len(plan.classes), plan.config.task.noun)}"
@@ -47,9 +47,9 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     common = set(plan.inputs.record.get("class_names", ())) & set(plan.classes)
     here, there = plan.eval_set.split, plan.inputs.record.get("split", {})
     is_same_data = "training" in here and here["training"] == there.get("training")
-    if not plan.is_measured or plan.inputs.known.saved or not (common or is_same_data):
+    if not plan.is_measured or plan.inputs.prior.saved or not (common or is_same_data):
         return []
-    # Folds that are drawn from other images are others.
+    # If the images differ, the folds differ too, even with the same record.
     is_redrawn = here["rule"] == FOLDS and plan.inputs.record.get("validation") != plan.validation
     if holds_out_no_more(here, there) and not is_redrawn:
         from datasets.split.by_hash import warn_of_other_folders  # imported here: needed only for weights of a run
@@ -137,10 +137,10 @@ def _compare_with_timm(plan: Plan, here: dict[str, Any]) -> list[str]:
 
 
 def _options_to_follow(of_weights: dict[str, Any], here: dict[str, Any]) -> str:
-    """Return the flag -opts with the settings of `theirs` that differ here and have an effect, or ''."""
+    """Return the flag -opts with the settings of `of_weights` that differ here and have an effect, or ''."""
     different = [key for key in of_weights if of_weights[key] != here[key] and SETTINGS[key].has_effect(here)]
-    words = " ".join(f"{key}={to_text(of_weights[key]).replace(' ', '')}" for key in different)
-    return f"-opts {words}" if words else ""
+    options = " ".join(f"{key}={to_text(of_weights[key]).replace(' ', '')}" for key in different)
+    return f"-opts {options}" if options else ""
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:

@@ -1,4 +1,4 @@
-"""Records every operation of a model, with the module in which it happens."""
+"""Records the operations with which a model computes, and the module of each."""
 
 import contextlib
 import math
@@ -14,7 +14,7 @@ from models.transforms import ModelTransforms
 from utils.errors import ConfigError
 from utils.torch_internals import tree_leaves, tree_map
 
-# These operations only move numbers, which were examined when they were computed.
+# These operations only move, allocate or describe tensors. The numbers in them were examined when they were computed.
 MOVES = frozenset(
     "__get__ __set__ __getitem__ __len__ size dim stride numel is_floating_point is_contiguous view view_as reshape "
     "flatten permute transpose movedim unbind chunk split expand expand_as squeeze unsqueeze contiguous detach clone "
@@ -35,10 +35,11 @@ class Location(NamedTuple):
 
 
 class Trace(TorchFunctionMode):
-    """A record of one forward and backward: the output of every operation, and the gradient of each of its inputs.
+    """A record of one forward and backward: the outputs of operations, and the gradients of their inputs.
 
-    Each operation gets aliases of its inputs. So a gradient comes from one operation and is not the sum over all
-    operations that use the tensor.
+    Operations in MOVES, in-place operations and operations with the argument `out` are not recorded. Each recorded
+    operation gets aliases of its inputs. So a gradient comes from one operation and is not the sum over all operations
+    that use the tensor.
     """
 
     def __init__(self, model: nn.Module, reference: "Trace | None" = None):
@@ -51,16 +52,18 @@ class Trace(TorchFunctionMode):
         self.activations: dict[Location, float] = defaultdict(float)  # largest absolute value
         self.types: dict[Location, set[torch.dtype]] = defaultdict(set)  # types of the outputs
         self.gradients: dict[tuple, tuple[Location, float]] = {}  # {input: (place, largest absolute gradient)}
-        self.in_half: set[tuple] = set()  # inputs whose gradients are in a half type
+        self.in_half: set[tuple] = set()  # inputs in a half type, or of operations that return a half type
         self.nonzero: dict[tuple, Tensor] = {}  # {input: mask of non-zero gradients}; only without a reference
-        self.lost: dict[Location, int] = defaultdict(int)  # number of zero gradients that are not zero in the reference
-        self.kept: dict[Location, int] = defaultdict(int)  # number of gradients that are not zero in the reference
-        # {(module, function): number of calls so far}, so that casts by a black list do not renumber other calls.
+        # Numbers of gradients that are not zero in the reference: that are zero here, and all.
+        self.num_underflowed: dict[Location, int] = defaultdict(int)
+        self.num_nonzero_in_reference: dict[Location, int] = defaultdict(int)
+        # {(module, function): number of calls so far}. The number identifies a call here and in the reference. Each
+        # function has its own count, because a black list adds calls of other functions (casts) to one of the two.
         self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
         self._softmaxed: set[tuple] = set()
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def record_forward(self) -> Iterator[None]:
         """Record one forward inside the `with` block. Its backward may follow later."""
         self._softmaxed.clear()
         self._running = [("", self.model)]
@@ -153,12 +156,12 @@ class Trace(TorchFunctionMode):
             return
         expected = self.reference.nonzero.get(key)
         if expected is not None and expected.shape == gradient.shape:
-            self.lost[place] += int((expected & (gradient == 0)).sum())
-            self.kept[place] += int(expected.sum())
+            self.num_underflowed[place] += int((expected & (gradient == 0)).sum())
+            self.num_nonzero_in_reference[place] += int(expected.sum())
 
     @property
-    def first(self) -> Location | None:
-        """Return the first place that breaks, in the forward or else in the backward."""
+    def first_non_finite(self) -> Location | None:
+        """Return the first place with a non-finite output, or else the first with a non-finite gradient."""
         return self.first_forward or self.first_backward
 
     def largest_gradients(self) -> dict[Location, float]:
@@ -175,14 +178,15 @@ def refuse_not_finite(
 
     `source` names the weights, `transforms` are the model's transforms, and `forward` computes the outputs again.
     """
-    transforms.bypassing_modules().revert(model)  # so that each module runs
+    # These transforms skip modules, whose hooks would then not run.
+    transforms.that_bypass_modules().revert(model)
     trace = Trace(model)
-    with torch.no_grad(), trace.watching():
+    with torch.no_grad(), trace.record_forward():
         forward()
     where = f", first in {trace.first_forward}" if trace.first_forward else ""
     raise ConfigError(
-        f"{source}: the model's outputs are not finite{where}; the weights are damaged, from a run that diverged, or "
-        "too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
+        f"{source}: the model's outputs are not finite{where}; the weights are damaged, come from a run that diverged, "
+        "or are too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
     )
 
 

@@ -155,7 +155,7 @@ def write(saved: "SavedModel", to: str, arguments: argparse.Namespace) -> str:
 
     if not (arguments.photo or arguments.int8 or to == "web"):
         return formats.export(Subject(saved, arguments.calibrated), to, target)
-    from datasets import Known, SavedData, open_data
+    from datasets import PriorFacts, SavedData, open_data
     from engine.export.photo import PhotoSubject, photo_of
 
     config, facts = saved.config, saved.facts
@@ -164,8 +164,8 @@ def write(saved: "SavedModel", to: str, arguments: argparse.Namespace) -> str:
     if arguments.data_path:
         config = config.changed("DATA", DATA_PATH=str(arguments.data_path))
     then = SavedData(saved.classes, facts.get("split", {}), facts.get("validation", {}), file=saved.path)
-    known = Known(saved=then)
-    opened = open_data(config, known=known)
+    prior = PriorFacts(saved=then)
+    opened = open_data(config, prior=prior)
     subject, change = PhotoSubject(saved, arguments.calibrated, opened.val, arguments.runtime), None
     if arguments.int8:
         with needing("onnx onnxscript onnxruntime", "-int8"):

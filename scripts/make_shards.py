@@ -5,9 +5,8 @@
     halfstep train -cfg configs/vit_base_patch16_224.yaml -dataset shards -data_path /fast/imagenet-shards
 
 A sample consists of the unchanged image file and KEY.cls with its class number; classes.txt has the class names. Images
-that are not files are written as PNG, and files for single channels as one .npy. Training images are shuffled once;
-validation images keep their order. If the script was killed, run the same command again to continue after the last
-complete shard.
+that are not files are written as PNG. Training images are shuffled once; validation images keep their order. If the
+script was killed, run the same command again to continue after the last complete shard.
 """
 
 import argparse
@@ -76,10 +75,10 @@ def make_shards(arguments: argparse.Namespace) -> None:
     if find_task(config).why_no_shards:
         raise ConfigError(f"-opts: {find_task(config).why_no_shards}")
     train, val, *_ = open_data(config)
-    if val.is_learned:
+    if val.trains_on_all:
         raise ConfigError(
-            "-opts: DATA.FOLDS and DATA.VAL_FRACTION=0 leave no validation shards; leave them out here, and train on "
-            "all images of the folder or file with -folds"
+            "-opts: DATA.FOLDS and DATA.VAL_FRACTION=0 hold out no images for the validation shards; remove them from "
+            "-opts (to train on all images, use -folds with the original data instead of shards)"
         )
     for line in val.notes:
         print(line)
@@ -96,7 +95,7 @@ def make_shards(arguments: argparse.Namespace) -> None:
         },
     }
     try:
-        claim(arguments.output, json.dumps(manifest, indent=1) + "\n")
+        prepare_output_folder(arguments.output, json.dumps(manifest, indent=1) + "\n")
         with replacing(arguments.output / CLASSES_FILE) as file:
             names = "".join(LINE_END.sub(" ", name) + "\n" for name in val.classes)
             file.write(names.encode(errors="surrogateescape"))
@@ -110,7 +109,7 @@ def make_shards(arguments: argparse.Namespace) -> None:
         ) from error
 
 
-def claim(folder: Path, manifest: str) -> None:
+def prepare_output_folder(folder: Path, manifest: str) -> None:
     """Create the folder, or check that an earlier call with the same arguments created it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / MANIFEST
@@ -124,7 +123,10 @@ def claim(folder: Path, manifest: str) -> None:
 
 
 def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, size: int) -> tuple[int, int]:
-    """Write the missing shards of `part` (train or val) and its index. Return the numbers of all and of kept shards."""
+    """Write the missing shards of `part` (train or val) and its index.
+
+    Return the number of shards, and how many of them an earlier call had completed.
+    """
     done, num_kept, shards = 0, 0, []
     with tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None
@@ -154,10 +156,10 @@ def read_files(image_set: ImageSet, indices: Sequence[int]) -> Iterator[tuple[st
 
     The files are read in parallel, which is much faster for small files.
     """
-    for index, file in read_each(indices, image_set.file, "", NUM_READERS):
-        if isinstance(file, ImageReadError):
-            raise DataError(f"cannot read {image_set.name(index)} ({file}); repair or remove it") from file
-        ending, data = file
+    for index, result in read_each(indices, image_set.file, title="", num_threads=NUM_READERS):
+        if isinstance(result, ImageReadError):
+            raise DataError(f"cannot read {image_set.name(index)} ({result}); repair or remove it") from result
+        ending, data = result
         # Readers detect the format from the content; any known suffix will do.
         yield ending.lower() if ending.lower() in ENDINGS else ".jpg", data, int(image_set.targets[index])
 

@@ -126,9 +126,9 @@ def choose(arguments: Namespace) -> int:
     if arguments.json:
         check_writable("-json", arguments.json)
     make_folder("-output", folder)
-    words = with_newest_run(arguments.words, config.SAVE)
+    candidate_names = with_newest_run(arguments.words, config.SAVE)
     process = Process.alone(config.DEVICE)
-    record = choose_weights(flags, words, folder, process, print, lambda: budget)
+    record = choose_weights(flags, candidate_names, folder, process, print, lambda: budget)
     print("\n".join(["", *lines_of(record)]))
     picture, table = folder / "choice.png", json.dumps(record, indent=2) + "\n"
     with naming_output(folder):

@@ -50,7 +50,8 @@ STDIN = "-"
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from utils.distributed import Process, find_devices  # local: importing torch takes seconds
+    from utils.distributed import Process  # local: importing torch takes seconds
+    from utils.host import find_devices
 
     def images() -> list[str]:
         paths = find_images(arguments.images, arguments.list, outputs_of(arguments))

@@ -39,12 +39,13 @@ from configs.values import SETTINGS, convert
 from engine.compare.statistics import spread
 from engine.evaluation.scores import column_title, format_value
 from engine.record.saved_files import read_table, read_text
-from engine.record.saved_run import is_locked, read_status
+from engine.record.saved_run import read_status
 from engine.settings import chooses, load_settings
 from scripts.command_line import Parser, at_least
 from utils.commands import command
 from utils.errors import ConfigError, ExitCode, cause_of, naming_output
 from utils.files import FolderLock, creating, locked, write_text
+from utils.runs import is_locked
 from utils.text import counted, csv_text, format_time, markdown_table, warning
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,10 +30,11 @@ class Rendezvous:
             self.store = self._open_store()
             self.store.set(f"who/{launched.rank}", f"{socket.gethostname()} {os.getpid()}")
         except (RuntimeError, OSError) as error:
-            raise self._why_unreachable(error) from error
+            raise self._unreachable_error(error) from error
         members = self._wait_for_all(deadline)
         self.hosts = [host for host, _ in members]
         self._pids = [int(pid) for _, pid in members]
+        self._unresponsive: list[int] = []  # written by the thread of unresponsive_ranks
 
     @property
     def grace_period(self) -> float:
@@ -63,8 +64,10 @@ class Rendezvous:
         # torchrun keeps its store across restarts, so each start gets its own key prefix.
         return dist.PrefixStore(f"{launched.restart_count}/{launched.world_size}", store)
 
-    def _why_unreachable(self, error: Exception) -> Exception:
-        rank, (reason, *_) = self.launched.rank, str(error).splitlines() or ["no answer"]
+    def _unreachable_error(self, error: Exception) -> Exception:
+        """Return the error to raise if the store of process 0 cannot be opened or used. `error` says why."""
+        rank = self.launched.rank
+        reason = next(iter(str(error).splitlines()), "no answer")
         if rank == 0 and re.search("EADDRINUSE|already in use", str(error)):
             return ConfigError(
                 f"-dist_url: port {self.launched.port} of this machine is in use ({reason}); choose another port, or "
@@ -83,41 +86,49 @@ class Rendezvous:
             self.store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 0.1)))
             return [each.decode().split() for each in self.store.multi_get(keys)]
         except RuntimeError as error:
-            raise self._who_is_missing(keys, error) from error
+            raise self._missing_ranks_error(keys, error) from error
 
-    def _who_is_missing(self, keys: list[str], error: RuntimeError) -> Exception:
+    def _missing_ranks_error(self, keys: list[str], error: RuntimeError) -> Exception:
+        """Return the error to raise after the deadline: it names the ranks that did not join."""
         try:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
         except RuntimeError:  # process 0, which serves the store, has already given up
-            return self._why_unreachable(error)
+            return self._unreachable_error(error)
         return LostProcess(
             f"-world_size: {format_ranks(missing)} of {self.launched.world_size} did not join {self._where} within "
             f"{self.timeout:g} s; start all processes, each with its own rank. DIST.TIMEOUT sets how long to wait"
         )
 
     def unresponsive_ranks(self, seconds: float) -> list[int]:
-        """Announce that a rank is lost, wait for all ranks to announce the same, and return the ranks that do not."""
+        """Return the ranks that do not respond within `seconds`.
+
+        Every rank that notices a loss calls this: it announces itself in the store, and waits for the other ranks.
+        """
         # If the store is gone, report rank 0, because rank 0, or torchrun on the machine of rank 0, serves the store.
-        silent = [0]
+        self._unresponsive = [0]
         # Poll in a thread, because a request to a hanging store never returns.
-        thread = threading.Thread(target=self._poll_ranks, args=(silent, seconds), daemon=True)
+        thread = threading.Thread(target=self._poll_ranks, args=(seconds,), daemon=True)
         thread.start()
         thread.join(seconds + 1)
-        return silent
+        return self._unresponsive
 
-    def _poll_ranks(self, silent: list[int], seconds: float) -> None:
+    def _poll_ranks(self, seconds: float) -> None:
+        """Announce this rank, and update `_unresponsive` until every rank is there or the time is over."""
         keys = [f"lost/{rank}" for rank in range(self.launched.world_size)]
         deadline = time.monotonic() + seconds
         with contextlib.suppress(RuntimeError):  # the store is gone
             self.store.set(keys[self.launched.rank], "")
             while True:
-                silent[:] = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-                if not silent or time.monotonic() > deadline:
+                self._unresponsive = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+                if not self._unresponsive or time.monotonic() > deadline:
                     return
                 time.sleep(0.05)
 
     def kill_local(self, ranks: list[int]) -> None:
-        """Kill each given rank that this process's launcher started. The launcher would let the rank hang for 30 s."""
+        """Kill these ranks if they run on this machine and have the same launcher as this process.
+
+        Otherwise the launcher would let them hang for 30 s.
+        """
         for rank in ranks:
             with contextlib.suppress(OSError):  # the process has already ended, or this is not Linux
                 status = Path(f"/proc/{self._pids[rank]}/status").read_text()
@@ -126,16 +137,22 @@ class Rendezvous:
 
 
 def _tcp_store(host: str, port: int, is_host: bool, timeout: float) -> dist.TCPStore:
-    """Return the key-value store on process 0. Its server may start later than this process."""
+    """Serve the key-value store in process 0, or connect to it. Process 0 may start later than this process."""
+    if not is_host:
+        _wait_for_server(host, port, timeout)
+    # With wait_for_workers, an error would not name the missing process.
+    return dist.TCPStore(host, port, None, is_host, timedelta(seconds=timeout), wait_for_workers=False)
+
+
+def _wait_for_server(host: str, port: int, timeout: float) -> None:
+    """Wait until a server listens at this address. Raise OSError after the timeout."""
+    # TCPStore would wait twice as long, and then print a C++ stack trace (torch 2.15).
     deadline = time.monotonic() + timeout
-    while not is_host:
-        # TCPStore would wait twice as long, and then print a C++ stack trace (torch 2.15).
+    while True:
         try:
             socket.create_connection((host, port), timeout=timeout).close()
-            break
+            return
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-    # With wait_for_workers, an error would not name the missing process.
-    return dist.TCPStore(host, port, None, is_host, timedelta(seconds=timeout), wait_for_workers=False)

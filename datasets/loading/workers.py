@@ -42,8 +42,8 @@ def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Wor
     data, on_cpu = config.DATA, process.device.type == "cpu"
     count, kind = data.NUM_WORKERS, data.WORKERS
     if count is None and on_cpu:
-        # Beside loader processes the other cores compute: even ViT-Tiny computes for ten times as long as loading
-        # takes.
+        # Loader processes get a quarter of the cores, and the others compute: computing takes ten times as long as
+        # loading, even for ViT-Tiny.
         cores = max(1, process.num_cores // 4) if kind == "processes" else process.num_cores
         count = 0 if image_set.in_memory else min(MAX_ON_CPU, cores)
     elif count is None:

@@ -67,7 +67,6 @@ class GroupedImages(EncodedImages):
     def __init__(
         self,
         targets: np.ndarray,
-        classes: list[str],
         pixels: Pixels,
         names: Texts,
         starts: np.ndarray,
@@ -77,7 +76,7 @@ class GroupedImages(EncodedImages):
 
         `starts` [groups + 1]: the first row of each group, then the number
         of rows. `first`: the row of the first image of this set."""
-        super().__init__(targets, classes)
+        super().__init__(targets, [])
         self.pixels, self.names, self.group_starts, self.first = pixels, names, starts, first
 
     def table_row(self, index: int) -> int:

@@ -334,7 +334,7 @@ class ParquetImages(GroupedImages):
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
         )
         names = index.text("name")
-        super().__init__(targets[rows.start : rows.stop], [], pixels_of(data), names, group_starts, rows.start)
+        super().__init__(targets[rows.start : rows.stop], pixels_of(data), names, group_starts, rows.start)
         self.column, self.has_keys = index.facts["image"], index.facts["has_keys"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}

@@ -151,13 +151,13 @@ class Server:
             try:
                 return task(fsspec.filesystem(self.scheme, **self._options))  # one per process, even after a fork
             except Exception as error:
-                words = self._raise_if_final(url, error)
+                reason = self._raise_if_final(url, error)
             spent = time.monotonic() - start
             if spent + wait > self.patience:
-                raise DataError(f"{url}: {words}, tried for {spent:.0f} s; check the network and DATA.DATA_PATH")
+                raise DataError(f"{url}: {reason}, tried for {spent:.0f} s; check the network and DATA.DATA_PATH")
             self._num_failed += 1
             if self._num_failed in (1, 10, 100, 1000):
-                self.say(f"{url}: {words}; trying again (failed requests of this process: {self._num_failed})")
+                self.say(f"{url}: {reason}; trying again (failed requests of this process: {self._num_failed})")
             time.sleep(wait * random.Random().uniform(0.5, 1.0))  # random, so that processes do not all retry at once
             wait = min(2 * wait, LONGEST_WAIT)
 
@@ -165,14 +165,14 @@ class Server:
         """Return the error without credentials. Raise DataError if a retry cannot fix it."""
         if PACKAGES[self.scheme] == "aiohttp" and isinstance(error.__cause__, Exception):
             error = error.__cause__  # fsspec raises FileNotFoundError for every failure to get a size
-        words, status = redacted(f"{type(error).__name__}: {error}".replace("\n", " ")), _status_of(error)
+        reason, status = redacted(f"{type(error).__name__}: {error}".replace("\n", " ")), _status_of(error)
         if isinstance(error, PermissionError) or "Credentials" in type(error).__name__ or status in (401, 403):
-            raise NotThereError(f"{url}: access is denied ({words}); put credentials into {SCHEMES[self.scheme]}")
+            raise NotThereError(f"{url}: access is denied ({reason}); put credentials into {SCHEMES[self.scheme]}")
         if isinstance(error, FileNotFoundError) or status in (404, 410):
-            raise NotThereError(f"{url}: not found ({words}); check the names in DATA.DATA_PATH (-data_path)")
+            raise NotThereError(f"{url}: not found ({reason}); check the names in DATA.DATA_PATH (-data_path)")
         if status is not None and 400 <= status < 500 and status not in TRANSIENT_STATUS:
-            raise DataError(f"{url}: {words}; check the address in DATA.DATA_PATH (-data_path)")
-        return words
+            raise DataError(f"{url}: {reason}; check the address in DATA.DATA_PATH (-data_path)")
+        return reason
 
     def _make_options(self) -> dict:
         """Return the options of fsspec's file system. This class retries instead of the libraries."""

@@ -277,8 +277,8 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
 class ShardImages(GroupedImages):
     """Images inside tars, each at an offset."""
 
-    def __init__(self, folder: ShardFolder, table: ShardTable, classes: list[str], pixels: Pixels, shuffle_buffer: int):
-        super().__init__(folder.reading.stored(table.labels), classes, pixels, table.names, table.starts)
+    def __init__(self, folder: ShardFolder, table: ShardTable, pixels: Pixels, shuffle_buffer: int):
+        super().__init__(folder.reading.stored(table.labels), pixels, table.names, table.starts)
         self.folder, self.table, self.index = folder, table, table.index
         self.root, self.shuffle_buffer = (folder.root / table.tar(0).name).parent, shuffle_buffer
 
@@ -355,7 +355,7 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
                 f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
                 "remove the file"
             )
-    sets = [ShardImages(folder, table, [], pixels, buffer) for table in tables]
+    sets = [ShardImages(folder, table, pixels, buffer) for table in tables]
     sets = reading.with_targets(sets, lambda: _classes(folder, sets), ByList())
     notes += reading.describe(sets[0])
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))

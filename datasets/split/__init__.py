@@ -10,7 +10,6 @@ import numpy as np
 from configs.schema import Config, Data, Fold
 from datasets.order import shuffled
 from datasets.split.parts import (
-    ALL,
     FOLDS,
     PARTS,
     hashes_names,
@@ -18,7 +17,7 @@ from datasets.split.parts import (
     warn_of_split_classes,
 )
 from datasets.targets.one_class import count_classes
-from datasets.types import ImageSet, SavedData
+from datasets.types import ALL, ImageSet, SavedData
 from utils.text import counted, warning
 
 SEED = 0  # decides which images are held out
@@ -137,7 +136,7 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
     """Write split.csv if the split was drawn and the images are files, or if they have folds and names."""
-    if val.is_learned:
+    if val.trains_on_all:
         val = val.take(np.empty(0, np.int64))
     is_of_files = val.split.get("rule") in DRAWN and val.root is not None
     if is_of_files or (val.folds is not None and not val.names_are_numbers):

@@ -1,6 +1,6 @@
 """Folds of a cross-validation: of equal size, by class and group, and the same whichever of them is held out.
 
-Folds that are drawn again from more images are others, so a run lists its folds in split.csv and keeps them.
+If images are added, newly drawn folds would differ. So a run lists its folds in split.csv and keeps them.
 """
 
 import os

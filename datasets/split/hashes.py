@@ -8,7 +8,7 @@ from collections.abc import Iterable, Set
 import numpy as np
 
 HASH_BYTES = 8
-MARK = re.compile(rb"\.moved-[0-9]+(?=\.[^./]+$)")  # in the name of a file that scripts/labels.py moved to a taken name
+MARK = re.compile(rb"\.moved-[0-9]+(?=\.[^./]+$)")  # in the name of a file that release 1.1.0 moved to a taken name
 
 
 def hashes_of(keys: Iterable[list[bytes]], seed: int, folders: Set[bytes] = frozenset()) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from datasets.types import ALL as ALL
 from datasets.types import ImageSet
 from utils.text import first_of, warning
 

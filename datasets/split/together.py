@@ -108,9 +108,10 @@ def _have_copies(image_set: ImageSet) -> np.ndarray:
 
 
 def _groups_with_copies(image_set: ImageSet, is_cut: bool) -> Iterator[np.ndarray]:
-    """Yield the rows of each group that has copies. `is_cut`: the groups that are divided all the same, or the others.
+    """Yield the rows of each group with copies: with `is_cut`, of the groups that are divided, otherwise of the others.
 
-    A group is divided if it has more than half of all images, or all images of a class with more than one.
+    A group is divided between the parts if it has more than half of all images, or all images of a class that has more
+    than one image.
     """
     numbers = joined(hashes_of(image_set.split_keys(), seed=0), image_set.copies)
     totals = image_set.count_classes()

@@ -13,8 +13,8 @@ from datasets.changes import read_split, split_table
 from datasets.fingerprint import is_other_data
 from datasets.split import DRAWN, divide, split, validation_facts
 from datasets.split.by_hash import with_class_folders
-from datasets.split.parts import ALL, CLASS_FOLDERS, FOLDS, PARTS
-from datasets.types import ImageSet, SavedData
+from datasets.split.parts import CLASS_FOLDERS, FOLDS, PARTS
+from datasets.types import ALL, ImageSet, SavedData
 from utils.errors import ConfigError
 from utils.text import warning
 
@@ -29,13 +29,15 @@ MOST_COMPARED = 5000  # images; comparing one takes a millisecond on a network d
 
 
 def split_to_evaluate(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
-    """Return None and all images of a set without a validation part, or both parts if only one is scored.
+    """Return the training images (or None) and the images to score of a set without a validation part.
 
-    If a run is evaluated on its own data, only the images that it held out are scored. Of published data without a
-    split of their own, a part is. `saved`: the data record of the evaluated checkpoint.
+    If a run is evaluated on its own data, score only the images that it held out. Of published data, score the
+    images that a new run would hold out. Of other data, score all images.
+
+    `saved`: the data record of the evaluated checkpoint.
     """
     has_record = saved is not None and bool(saved.split)
-    if has_record and (parts := _parts_then(config, image_set, saved)):
+    if has_record and (parts := _split_of_run(config, image_set, saved)):
         return parts
     if image_set.split.get("rule") == "position":
         return split(config, image_set, saved)
@@ -46,7 +48,7 @@ def split_to_evaluate(config: Config, image_set: ImageSet, saved: SavedData | No
     return None, image_set
 
 
-def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
+def _split_of_run(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
     """Return both parts as the run divided them, if this is the run's data or a copy of it, and None for other data.
 
     If the run's data have changed, the split can differ, because it depends on the labels. Then split.csv has the

@@ -4,8 +4,7 @@
 import numpy as np
 
 from configs.schema import Config
-from datasets.split.parts import ALL
-from datasets.types import ImageSet, SavedData
+from datasets.types import ALL, ImageSet, SavedData
 from utils.errors import ConfigError
 from utils.text import counted
 

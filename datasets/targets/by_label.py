@@ -51,7 +51,7 @@ class ByNumber(ByList):
             return super().numbers(own, classes)
         return [number if number < len(classes) else -1 for number in range(len(own))]
 
-    def is_renamed(self, new: Sequence[str], gone: Sequence[str]) -> bool:
+    def may_be_renamed(self, new: Sequence[str], gone: Sequence[str]) -> bool:
         return False
 
     def describe(self, classes: Sequence[str]) -> list[str]:
@@ -63,7 +63,7 @@ class ByNumber(ByList):
     def folders(self, classes: Sequence[str]) -> Sequence[str]:
         return ()  # other folders may have numbers as names too
 
-    def by_list(self) -> ByList:
+    def with_named_classes(self) -> ByList:
         return ByList()
 
 

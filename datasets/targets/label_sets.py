@@ -38,7 +38,7 @@ class LabelSets(OneClass):
     def invent(cls, num_classes: int) -> "LabelSets":
         return cls([(number,) for number in range(num_classes)])
 
-    def by_list(self) -> "LabelSets":
+    def with_named_classes(self) -> "LabelSets":
         return self
 
     def names(self, classes: Sequence[str]) -> Sequence[str]:

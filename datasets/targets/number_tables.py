@@ -83,7 +83,6 @@ class TarNumbers:
 class NumberColumns(OneLabel):
     """Columns of numbers in tables, or keys of .json files in tars."""
 
-    targets = NumberTargets
     type = "<f8"
     columns = {"number": "<f8"}  # row by row
     listed = ListedNumbers
@@ -135,7 +134,7 @@ class NumberColumns(OneLabel):
         refuse_names(self._names)
         columns = [index.column(f"{part}.number") for part in range(len(files))]
         tables = [each.reshape(-1, len(self._names)) for each in columns]
-        return self._names, [(np.arange(len(each), dtype=np.int32), self.targets(each)) for each in tables]
+        return self._names, [(np.arange(len(each), dtype=np.int32), NumberTargets(each)) for each in tables]
 
     def describe(self, train: ImageSet) -> tuple[str, ...]:
         return tuple(train.meaning.describe(train))
@@ -193,7 +192,7 @@ class NumberColumns(OneLabel):
         refuse_names(names)
         rows = [np.arange(len(image_set), dtype=np.int32) for image_set in sets]
         return [
-            image_set.with_facts(targets=of_rows, meaning=self.targets(image_set.targets), classes=names)
+            image_set.with_facts(targets=of_rows, meaning=NumberTargets(image_set.targets), classes=names)
             for image_set, of_rows in zip(sets, rows, strict=True)
         ]
 

@@ -23,7 +23,7 @@ class ByList:
         known = {normalize("NFC", name): number for number, name in enumerate(classes)}
         return [known.get(normalize("NFC", name), -1) for name in own]
 
-    def is_renamed(self, new: Sequence[str], gone: Sequence[str]) -> bool:
+    def may_be_renamed(self, new: Sequence[str], gone: Sequence[str]) -> bool:
         """Return whether a new class can be a class of the checkpoint under another name."""
         return len(new) == len(gone) == 1
 
@@ -35,6 +35,6 @@ class ByList:
         """Return the names of the folders that are class folders wherever they occur in a path."""
         return classes
 
-    def by_list(self) -> "ByList":
+    def with_named_classes(self) -> "ByList":
         """Return the numbering after DATA.CLASSES has named the classes."""
         return self

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from configs.schema import SCALE, Config
 from datasets.targets.by_label import ByName
 from datasets.targets.label_sets import LabelSets
 from datasets.targets.one_class import OneClass, count_classes
-from datasets.types import ImageSet, Known, Settled
+from datasets.types import ImageSet, PriorFacts, Settled
 from utils.errors import DataError, ensure
 from utils.text import counted, warning
 
@@ -41,7 +40,7 @@ class NumberTargets(OneClass):
         return ~np.isnan(self.values)
 
     @classmethod
-    def invent(cls, num_classes: int) -> Self:
+    def invent(cls, num_classes: int) -> "NumberTargets":
         scale = np.zeros(num_classes), np.ones(num_classes)
         return cls(np.random.default_rng(0).standard_normal((num_classes, num_classes)), scale)
 
@@ -73,13 +72,13 @@ class NumberTargets(OneClass):
     def classes_of(self, target: int) -> tuple[int, ...]:
         return tuple(np.flatnonzero(~np.isnan(self.values[target])).tolist())
 
-    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple[Self, np.ndarray]:
+    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["NumberTargets", np.ndarray]:
         values = np.full((len(self.values), int(lookup.max()) + 1), np.nan)
         is_known = lookup >= 0
         values[:, lookup[is_known]] = self.values[:, is_known]
-        return type(self)(values), targets
+        return NumberTargets(values), targets
 
-    by_list, batch = LabelSets.by_list, LabelSets.batch
+    with_named_classes, batch = LabelSets.with_named_classes, LabelSets.batch
 
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
         ensure(self._standards is not None, "these numbers have no mean and deviation yet, which open_data adds")
@@ -174,7 +173,7 @@ MEAN, DEVIATION = SCALE
 
 
 def standardized(
-    config: Config, known: Known, train: ImageSet | None, val: ImageSet
+    config: Config, prior: PriorFacts, train: ImageSet | None, val: ImageSet
 ) -> tuple[list[Settled], ImageSet | None, ImageSet]:
     """Return mean and deviation, and the images with targets that have mean 0 and deviation 1 in training.
 
@@ -194,10 +193,10 @@ def standardized(
         )
     train, val = (each and _with_columns(each, len(names)) for each in (train, val))
     scale, origin = (config.DATA.TARGET_MEAN, config.DATA.TARGET_STD), ""
-    if not scale[0] and known.began.get(MEAN):
-        scale, origin = (known.began[MEAN], known.began[DEVIATION]), "the checkpoint"
+    if not scale[0] and prior.began.get(MEAN):
+        scale, origin = (prior.began[MEAN], prior.began[DEVIATION]), "the checkpoint"
     elif not scale[0]:
-        of_names = _scale_of_weights(known)
+        of_names = _scale_of_weights(prior)
         if train is not None:
             of_names = dict(zip(names, zip(*mean_and_deviation(config, train), strict=True), strict=True)) | of_names
         if of_names:
@@ -220,21 +219,21 @@ def _with_columns(images: ImageSet, count: int) -> ImageSet:
     if not lacking:
         return images
     values = np.pad(images.meaning.values, ((0, 0), (0, lacking)), constant_values=np.nan)
-    return images.with_facts(meaning=type(images.meaning)(values))
+    return images.with_facts(meaning=NumberTargets(values))
 
 
-def _scale_of_weights(known: Known) -> dict[str, tuple[float, float]]:
+def _scale_of_weights(prior: PriorFacts) -> dict[str, tuple[float, float]]:
     """Return {name: (mean, deviation)} of the numbers that weights of a run predict."""
-    if not known.trained.get(MEAN):  # they do not predict numbers
+    if not prior.trained.get(MEAN):  # they do not predict numbers
         return {}
-    pairs = zip(known.trained[MEAN], known.trained[DEVIATION], strict=True)
-    return dict(zip(known.outputs, pairs, strict=False))
+    pairs = zip(prior.trained[MEAN], prior.trained[DEVIATION], strict=True)
+    return dict(zip(prior.outputs, pairs, strict=False))
 
 
 def _with_scale(image_set: ImageSet | None, scale: tuple[np.ndarray, np.ndarray]) -> ImageSet | None:
     if image_set is None:
         return None
-    return image_set.with_facts(meaning=type(image_set.meaning)(image_set.meaning.values, scale))
+    return image_set.with_facts(meaning=NumberTargets(image_set.meaning.values, scale))
 
 
 def mean_and_deviation(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

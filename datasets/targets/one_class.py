@@ -32,9 +32,9 @@ class OneClass:
         """Return whether the label of each image is the name of one class."""
         return self.numbering.are_names
 
-    def by_list(self) -> "OneClass":
+    def with_named_classes(self) -> "OneClass":
         """Return the meaning after DATA.CLASSES has named the classes."""
-        return OneClass(self.numbering.by_list())
+        return OneClass(self.numbering.with_named_classes())
 
     @classmethod
     def invent(cls, num_classes: int) -> "OneClass":

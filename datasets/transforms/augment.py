@@ -16,7 +16,7 @@ from torch import Tensor
 
 from configs.schema import Config, Train
 from datasets.transforms.operations import (
-    MOST,
+    MAX_MAGNITUDE,
     DrawnOperations,
     Operation,
     Options,
@@ -113,7 +113,7 @@ def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> DrawP
         return functools.partial(draw_augmix, operations, int(numbers["w"]), int(numbers["d"]), numbers["a"])
     if policy.name == "rand":
         deviation = math.inf if deviation > 100 else deviation  # in timm, more than 100 means a uniform magnitude
-        options = Options(resamples, SHIFT * side, deviation, numbers["mmax"] or MOST)
+        options = Options(resamples, SHIFT * side, deviation, numbers["mmax"] or MAX_MAGNITUDE)
         names = timm.rand_augment_choices(policy.choice, increasing=bool(numbers["inc"]))
         operations = [RandomOperation(name, numbers["p"], numbers["m"], options) for name in names]
         weights = [*names.values()] if isinstance(names, dict) else None

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-MOST = 10.0  # timm's largest magnitude by default; the smallest is 0
+MAX_MAGNITUDE = 10.0  # timm's largest magnitude by default; the smallest is 0
 GEOMETRIC = frozenset("rotate shear_x shear_y translate_x translate_y".split())
 
 
@@ -55,7 +55,7 @@ class Options(NamedTuple):
     resamples: tuple[int, ...]  # Pillow's interpolation numbers; one is drawn for each rotation or shift
     shift: float  # pixels of a translation with magnitude 10
     deviation: float  # standard deviation of a magnitude; infinite: uniform from 0 to the magnitude
-    highest: float = MOST  # the upper limit of magnitudes
+    highest: float = MAX_MAGNITUDE  # the upper limit of magnitudes
 
 
 def choose(items: Sequence, rng: Random):
@@ -82,7 +82,7 @@ class RandomOperation(NamedTuple):
         elif options.deviation > 0:
             level = rng.gauss(level, options.deviation)
         level = max(0.0, min(level, options.highest))
-        value = value_of(level / MOST, rng) if value_of else 0.0
+        value = value_of(level / MAX_MAGNITUDE, rng) if value_of else 0.0
         if name not in GEOMETRIC:
             return (Operation(name, value),)
         if name.startswith("translate"):

@@ -24,7 +24,7 @@ from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.eval_run import weights_to_score
 from engine.memory import free_memory, reports_memory
 from engine.parallel import is_sharded
-from engine.plan import Inputs, TrainPlan, known_before, plan_training, read_inputs
+from engine.plan import Inputs, TrainPlan, plan_training, prior_facts_of, read_inputs
 from engine.plan_lines import describe_batch_size, notes_on
 from engine.precision import Precision
 from engine.quick_checks import (
@@ -160,12 +160,12 @@ class Check:
 
     def open_data(self, inputs: Inputs | None = None) -> OpenedData:
         """Open the data as a run would. `inputs` are missing if the checkpoint cannot be read."""
-        known, process = (inputs.known, inputs.process) if inputs else (known_before(self.loaded), None)
+        prior, process = (inputs.prior, inputs.process) if inputs else (prior_facts_of(self.loaded), None)
         with self.table.section("data"):
             cache = CacheProgress(
                 self.table.say, self.table.warn, is_check=True, within=lambda: self.table.section("cache")
             )
-            self.opened = open_data(self.config, self.parts, known, process, output=self.config.SAVE, cache=cache)
+            self.opened = open_data(self.config, self.parts, prior, process, output=self.config.SAVE, cache=cache)
         return self.opened
 
     def check_data(self) -> None:

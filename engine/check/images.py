@@ -98,17 +98,17 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     """Yield all findings about a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
     counts = counts if train is None else f"{len(train):,} training and {counts}"
-    learns_all = val.is_learned
-    if learns_all:
+    trains_on_all = val.trains_on_all
+    if trains_on_all:
         counts = f"all {counted(len(val), 'image')} for training"
     if val.makes_batches:  # images generated on the device, with random classes
         yield Finding("data", counts)
         return
-    yield Finding("data", counts) if learns_all else check_counts(config, counts, train, val)
+    yield Finding("data", counts) if trains_on_all else check_counts(config, counts, train, val)
     yield import_named("engine.check", find_task(config).check)(config, train, val)
     parts = [("training", train), ("validation", val)]
-    if train is None or learns_all:
-        parts = parts[:1] if learns_all else parts[1:]
+    if train is None or trains_on_all:
+        parts = parts[:1] if trains_on_all else parts[1:]
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
     contents, start, kinds = contents_of(scans), 0, Counter()
     for (part, _), scan in zip(parts, scans, strict=True):

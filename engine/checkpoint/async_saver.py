@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.checkpoint.format import progress_in, remove_old, remove_unused_parts, save_checkpoint, start_of_streak
+from engine.checkpoint.format import progress_in, remove_old, remove_unused_parts, save_checkpoint
 from engine.evaluation.scores import Best
 from models.weights.sharded import changed
 from utils.errors import cause_of
@@ -63,7 +63,8 @@ class AsyncSaver:
 
     def _write(self, state: dict, extra_names: list[str], start: float) -> None:
         # Checkpoints within a streak of skipped updates never replace the last checkpoint before the streak.
-        keep_previous = self.newest.get("step", 0) <= start_of_streak(state)
+        start_of_streak = state["step"] - int(state["progress"]["skips_in_a_row"])
+        keep_previous = self.newest.get("step", 0) <= start_of_streak
         with self._warn_on_os_error():
             self._put(state, extra_names, keep_previous)
             self.failure = ""

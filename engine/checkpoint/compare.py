@@ -39,9 +39,9 @@ def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: Ima
     changes = changed_facts(state[TRAINED_ON], facts)
     if not changes or CLASSES in changes:  # the user has allowed renamed classes, so images have new paths
         return {}
-    words, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
-    if words:
-        return {"NUM_IMAGES" if is_only_added else "IMAGES": ", ".join(words)}
+    image_changes, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
+    if image_changes:
+        return {"NUM_IMAGES" if is_only_added else "IMAGES": ", ".join(image_changes)}
     lines: dict[str, list[str]] = {}
     for what, values in changes.items():
         lines.setdefault("NUM_IMAGES" if what in NUMBERS else "IMAGES", []).append(f"{what}: {values}")

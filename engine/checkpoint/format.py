@@ -14,7 +14,7 @@ from torch import nn
 from configs.schema import Train
 from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
-from models.weights.record import CALIBRATION, KEPT, VERSION_KEY
+from models.weights.record import BEST_SCORES, CALIBRATION, VERSION_KEY
 from models.weights.sharded import FOLDER
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
@@ -53,11 +53,6 @@ def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
     return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
 
 
-def start_of_streak(state: dict) -> int:
-    """Return the first step of the skipped updates right before this state, or the next step if there are none."""
-    return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
-
-
 def progress_in(path: Path) -> dict[str, Any]:
     """Return the finished epochs, step, best epoch, version, run and parts of a checkpoint, or {} without a valid file.
 
@@ -72,7 +67,7 @@ def progress_in(path: Path) -> dict[str, Any]:
         with naming_damage(path):
             best = state.get("progress", {}).get("best", ())
             facts = {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
-            return facts | {key: state[key] for key in (CALIBRATION, KEPT, VERSION_KEY, "run") if state.get(key)}
+            return facts | {key: state[key] for key in (CALIBRATION, BEST_SCORES, VERSION_KEY, "run") if state.get(key)}
     except ConfigError:
         return {}
 

@@ -31,21 +31,22 @@ class Candidate(NamedTuple):
         return {"MODEL.PRETRAINED": self.source} | ({"DATA.IMAGE_SIZE": str(self.size)} if self.size else {})
 
 
-def candidates_of(words: Sequence[str], notes: list[str]) -> list[Candidate]:
-    """Return the candidates that these words name, or the usual ones. Add lines about patterns to `notes`.
+def candidates_of(candidate_names: Sequence[str], notes: list[str]) -> list[Candidate]:
+    """Return the candidates with these names, or the usual ones. Add lines about patterns to `notes`.
 
-    Raise ConfigError for a word that is neither a file, nor the name of timm weights, nor a pattern with a match.
+    Raise ConfigError for a name that is neither a file, nor the name of timm weights, nor a pattern with a match.
     """
     candidates: dict[tuple[Path, int | None], Candidate] = {}
-    for candidate in (candidate for word in words or USUAL for candidate in _of_word(word, notes)):
+    for candidate in (candidate for name in candidate_names or USUAL for candidate in _named(name, notes)):
         path = find_file(candidate.source) or Path(candidate.source)
         candidates.setdefault((path.resolve(), candidate.size), candidate)
     return [*candidates.values()]
 
 
-def _of_word(word: str, notes: list[str]) -> Iterator[Candidate]:
-    source, size = word, None
-    if (match := re.fullmatch(r"(.+)@([1-9][0-9]*)", word)) and find_file(word) is None:
+def _named(candidate_name: str, notes: list[str]) -> Iterator[Candidate]:
+    """Yield the candidate with this name, or the best ones that match this pattern."""
+    source, size = candidate_name, None
+    if (match := re.fullmatch(r"(.+)@([1-9][0-9]*)", candidate_name)) and find_file(candidate_name) is None:
         source, size = match[1], int(match[2])
     if find_file(source) is not None:
         yield Candidate(source, size)
@@ -54,15 +55,15 @@ def _of_word(word: str, notes: list[str]) -> Iterator[Candidate]:
         pretrained_cfg(source)  # raises an error with similar names
         yield Candidate(source, size)
         return
-    names = find_names([source])
-    chosen = best_of(names, MOST_MATCHES)
-    if len(names) > len(chosen):
+    matches = find_names([source])
+    chosen = best_of(matches, MOST_MATCHES)
+    if len(matches) > len(chosen):
         known = sum(name in figures() for name in chosen)
         how = "that no other match beats in both accuracy and speed on ImageNet" if known else "the first"
-        notes.append(f"{source}: {len(chosen)} of {counted(len(names), 'match')}, {how}")
+        notes.append(f"{source}: {len(chosen)} of {counted(len(matches), 'match')}, {how}")
     yield from (Candidate(name, size) for name in chosen)
 
 
-def with_newest_run(words: Sequence[str], save: str) -> list[str]:
-    """Return the words with the newest run in `save` in place of `latest`."""
-    return [re.sub(f"^{LATEST}(?=@|$)", lambda _: without_latest(LATEST, save), word) for word in words]
+def with_newest_run(candidate_names: Sequence[str], save: str) -> list[str]:
+    """Return the names with the newest run in `save` in place of `latest`."""
+    return [re.sub(f"^{LATEST}(?=@|$)", lambda _: without_latest(LATEST, save), name) for name in candidate_names]

@@ -22,7 +22,7 @@ from engine.plan import TrainPlan
 from engine.record.saved_files import read_object
 from engine.report.choice import by_reason, lines_of
 from engine.session import check_folder
-from engine.settings import load_settings, words_in
+from engine.settings import candidate_names_in, load_settings
 from engine.short_trial import alone
 from engine.train.budget import RESERVE
 from engine.weights_lines import warn_of_overlap
@@ -41,7 +41,7 @@ VERSION = 1  # version of the format of a record; it changes if a key changes it
 
 def choose(
     arguments: Sequence[str],
-    words: Sequence[str],
+    candidate_names: Sequence[str],
     folder: Path,
     process: Process,
     say: Callable[[str], None],
@@ -50,12 +50,12 @@ def choose(
 ) -> dict[str, Any]:
     """Return the record of a choice: plain values, as in a JSON file, the best candidate first.
 
-    `arguments`: the command line of the fine-tuning; `words`: the candidates; `folder`: where results are kept;
-    `left`: returns the longest time of a fine-tuning in seconds, if there is a limit; it is asked at the end. Raise
-    ConfigError if no candidate can be used.
+    `arguments`: the command line of the fine-tuning; `candidate_names`: [] for the usual ones; `folder`: where results
+    are kept; `left`: returns the longest time of a fine-tuning in seconds, if there is a limit; it is asked at the end.
+    Raise ConfigError if no candidate can be used.
     """
     notes: list[str] = []
-    candidates, startup = candidates_of(words, notes), time.monotonic() - when_started()
+    candidates, startup = candidates_of(candidate_names, notes), time.monotonic() - when_started()
     rows, results, failed, first = [], {}, [], None
     known: dict[tuple[Path, int], str] = {}  # {key of a candidate: the word of the first one with this key}
     for number, candidate in enumerate(candidates, start=1):
@@ -137,11 +137,11 @@ def is_result(kept: dict[str, Any]) -> bool:
     row, draws, images = (kept.get(key) for key in ("row", "draws", "images"))
     if not (isinstance(row, dict) and isinstance(draws, list) and isinstance(images, str)):
         return False
-    interval, words = row.get("interval"), [row.get(key) for key in ("word", "name", "licence")]
+    interval, texts = row.get("interval"), [row.get(key) for key in ("word", "name", "licence")]
     if not (isinstance(interval, list) and len(interval) == 2 and len(draws) == DRAWS):
         return False
     numbers = [*(row.get(key) for key in FIGURES), *interval, *draws]
-    return all(isinstance(word, str) for word in words) and all(isinstance(each, int | float) for each in numbers)
+    return all(isinstance(text, str) for text in texts) and all(isinstance(each, int | float) for each in numbers)
 
 
 def interval_of(metric: str, scored: Scored, draws: np.ndarray) -> list[float]:
@@ -215,8 +215,8 @@ def settings_of_choice(loaded: LoadedConfig, process: Process) -> LoadedConfig:
     config, sizes = loaded.config, {"world_size": process.world_size, "local_size": process.local_size}
     # The first process plans a run of all processes, but computes alone.
     simulated = Process(process.device, **sizes, num_cores=process.num_cores)
-    words = with_newest_run(words_in(config.MODEL.PRETRAINED) or [], config.SAVE)
-    how = words, Path(config.SAVE, FOLDER), simulated, print
+    candidate_names = with_newest_run(candidate_names_in(config.MODEL.PRETRAINED) or [], config.SAVE)
+    how = candidate_names, Path(config.SAVE, FOLDER), simulated, print
     more: dict[str, Any] = {"keeps": not config.START.CHECK}
     if config.TRAIN.BUDGET:
         from engine.train.budget import Allowance

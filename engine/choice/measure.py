@@ -42,7 +42,7 @@ def plan_candidate(arguments: Sequence[str], candidate: Candidate, process: Proc
     """Return the plan of a run that fine-tunes the candidate, without a budget. `arguments`: of the command line."""
     loaded = load_settings([*arguments], {"TRAIN.BUDGET": "none", **candidate.settings})
     inputs = read_inputs(loaded, process, SILENT)
-    return plan_training(inputs, lambda inputs: open_data(inputs.config, "both", inputs.known), find_batch_size)
+    return plan_training(inputs, lambda inputs: open_data(inputs.config, "both", inputs.prior), find_batch_size)
 
 
 def measure(plan: TrainPlan, candidate: Candidate, began: float) -> tuple[Scored, dict[str, Any]]:
@@ -90,7 +90,7 @@ def file_of(plan: TrainPlan, candidate: Candidate) -> str:
     machine = [name_of(process.device), process.num_cores, process.world_size]
     facts = [VERSION, RESULTS, candidate.word, stamp, settings, plan.facts, machine]
     for images in images_of(plan):
-        # The facts of a plan tell sets apart, but neither every changed file nor the groups of DATA.GROUP_BY.
+        # The facts of a plan identify the set, but they miss some changes of files, and the groups of DATA.GROUP_BY.
         facts += [images.stamp(row) for row in range(len(images)) if images.root]
         facts += hashes_of(images.split_keys(), 0).tolist()
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16] + ".json"

@@ -10,15 +10,15 @@ from torch import Tensor
 from datasets import ImageSet
 from datasets.split import DRAWN, divide
 from datasets.split.hashes import hashes_of
-from datasets.split.parts import ALL
 from datasets.split.together import joined
+from datasets.types import ALL
 from engine.features.compute import ImageFeatures
 from engine.plan import TrainPlan
 from engine.tasks import find_task
 from utils.distributed import Process
 from utils.errors import ConfigError
 
-MOST = 2_000  # images of each part
+MAX_IMAGES = 2_000  # images of each part
 FOLDS = 5
 DRAWS = 200  # samples of the images with replacement; enough for the standard deviation to within about 5%
 NORMAL_DRAWS = 10_000  # for the largest of several differences
@@ -28,7 +28,7 @@ def images_of(plan: TrainPlan) -> list[ImageSet]:
     """Return the training images to look at, and the validation images unless they were drawn from these."""
     sets = [plan.train_set] if plan.eval_set.split.get("rule") in (*DRAWN, ALL) else [plan.train_set, plan.eval_set]
     # The first images of an epoch, because they are in few shards.
-    return [each.take(np.sort(each.epoch_order(plan.config.SEED, 0)[:MOST])) for each in sets]
+    return [each.take(np.sort(each.epoch_order(plan.config.SEED, 0)[:MAX_IMAGES])) for each in sets]
 
 
 class Scored:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import DATA, MACHINE, RECORD, SCALE
-from configs.tables import METRICS, TASKS, TaskRow, import_named
+from configs.tables import METRICS, TASKS, TaskRow
 from configs.values import SETTINGS, of_role, plain
 from datasets.pixels import kind_of_pixels
 from datasets.split.together import joined
@@ -85,13 +85,13 @@ def _start_of(folder: Path) -> tuple[str, str]:
 
 def data_of(run: SavedRun) -> dict[str, str]:
     """Return the facts that identify the data of a run. Only those of the settings are known without status.json."""
-    facts = {"DATA.DATASET": str(run.settings["DATA.DATASET"]), "classes": str(run.about.get("classes"))}
+    facts = {"DATA.DATASET": str(run.settings["DATA.DATASET"]), "classes": str(run.run_facts.get("classes"))}
     return facts | images_of(run)
 
 
 def images_of(run: SavedRun) -> dict[str, str]:
     """Return the recorded numbers and digests of the images, their labels and files."""
-    recorded = run.about.get("data", {})
+    recorded = run.run_facts.get("data", {})
     return {fact: str(recorded[fact]) for fact in (*NUMBERS, *FACTS_OF_IMAGES) if fact in recorded}
 
 
@@ -106,8 +106,8 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
             if folds_of(run) == folds_of(first):  # the other folds of a cross-validation have other images
                 facts = {fact: value for fact, value in facts.items() if fact not in images_of(run)}
         if changed := changed_facts(data_of(first), facts):
-            words = [f"{fact} ({values})" for fact, values in changed.items()]
-            differences.append(f"{first_of(words, limit=4)} of {first.folder} and {run.folder}")
+            texts = [f"{fact} ({values})" for fact, values in changed.items()]
+            differences.append(f"{first_of(texts, limit=4)} of {first.folder} and {run.folder}")
     return differences
 
 
@@ -121,18 +121,19 @@ def folds_of(run: SavedRun) -> str:
 
 
 @functools.cache
-def scored(folder: Path, errors: str) -> dict[tuple[str, str], Any]:
+def scored(folder: Path, has_classes: bool) -> dict[tuple[str, str], Any]:
     """Return {(image, label): whether the best weights were right}; {} if single-label predictions are incomplete.
 
     For numbers, a label is the text of the true numbers, and the value a list of absolute errors.
     """
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
-    if rows and errors:
+    if rows and not has_classes:
         names = [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]
         columns = [[f"{name}{end}" for name in names] for end in ("", PREDICTED)]
         numbers = [[[to_number(row[name]) for name in part] for row in rows] for part in columns]
-        sizes = np.abs(import_named("engine.tasks", errors)(*np.array(numbers, np.float64))).tolist()
+        true, predicted = np.array(numbers, np.float64)
         images = [(row["image"], "\n".join(row[name] for name in names)) for row in rows]
+        sizes = np.abs(predicted - true).tolist()
         return {image: each for image, each in zip(images, sizes, strict=True) if not np.isnan(each).all()}
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
@@ -161,10 +162,10 @@ def common_images(runs: Sequence[SavedRun]) -> Common:
     """
     if not all(have_same_files(runs[0], run) for run in runs[1:]):
         return {run.folder: {} for run in runs}
-    tables = {run.folder: scored(run.folder, task_of(run).errors) for run in runs}
+    tables = {run.folder: scored(run.folder, task_of(run).has_classes) for run in runs}
     common = sorted(set.intersection(*map(set, tables.values())))
     values = {folder: [table[image] for image in common] for folder, table in tables.items()}
-    if common and task_of(runs[0]).errors:
+    if common and not task_of(runs[0]).has_classes:
         values = {folder: shares_of_images(np.array(errors)).tolist() for folder, errors in values.items()}
     return {folder: dict(zip(common, each, strict=True)) for folder, each in values.items()}
 
@@ -174,7 +175,7 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
     A folder counts as a copy if its validation images are the same.
     """
-    is_same_folder = run.about.get("data_path") == other.about.get("data_path")
+    is_same_folder = run.run_facts.get("data_path") == other.run_facts.get("data_path")
     changed = changed_facts(images_of(run), images_of(other))
     return is_same_folder or not any("validation" in fact for fact in changed)
 
@@ -186,8 +187,8 @@ def image_test(run: SavedRun, other: SavedRun) -> ImageTest | ErrorTest | GroupT
     groups = groups_in([run, other], [*one])
     if groups is not None and one:
         differences = np.array([float(two[each]) - float(one[each]) for each in one])
-        return GroupTest(differences, groups, is_accuracy=not task_of(run).errors)
-    if one and task_of(run).errors:
+        return GroupTest(differences, groups, is_accuracy=task_of(run).has_classes)
+    if one and not task_of(run).has_classes:
         return ErrorTest(np.array([two[each] - one[each] for each in one]))
     only_first, only_second = (
         sum(first[each] > second[each] for each in one) for first, second in ((one, two), (two, one))
@@ -211,7 +212,7 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, Common 
             f"these runs have different data and no validation images in common, so their figures are not comparable; "
             f"they differ in {differences}. Give runs on the same data, or compare them anyway with -any_data"
         )
-    most = max(len(scored(run.folder, task_of(run).errors)) for run in runs)
+    most = max(len(scored(run.folder, task_of(run).has_classes)) for run in runs)
     share = f"{len(common[runs[0].folder]):,} of {most:,} images"
     return (
         f"the runs have different data, so they are compared on the {share} that all have scored: {differences}",
@@ -230,7 +231,7 @@ class DataSet(NamedTuple):
     def name(self) -> str:
         """Return the folder of the data, or else the kind of data set, with the number of images of the first run."""
         run = self.runs[0]
-        place, images = run.about.get("data_path") or run.settings["DATA.DATASET"], images_of(run)
+        place, images = run.run_facts.get("data_path") or run.settings["DATA.DATASET"], images_of(run)
         return ", ".join([place, *(f"{images[number]} {number}" for number in NUMBERS if number in images)])
 
 
@@ -287,11 +288,11 @@ def identity_of(run: SavedRun) -> dict[str, str]:
     values = {key: plain(SETTINGS[key].default) if is_idle(key, run) else each for key, each in run.settings.items()}
     left_out = without_effect(run)
     identity = {key: written(value) for key, value in values.items() if key not in left_out}
-    identity["DATA.DATA_PATH"] = written(run.about.get("data_path", run.settings["DATA.DATA_PATH"]))
+    identity["DATA.DATA_PATH"] = written(run.run_facts.get("data_path", run.settings["DATA.DATA_PATH"]))
     if fold := _fold_of(run):
         identity["DATA.FOLD"] = folds_of(run)
-    if "images_per_update" in run.about:
-        identity["images_per_update"] = str(run.about["images_per_update"])
+    if "images_per_update" in run.run_facts:
+        identity["images_per_update"] = str(run.run_facts["images_per_update"])
     return identity | ({} if fold else images_of(run))
 
 
@@ -342,8 +343,8 @@ class Group:
     def name(self) -> str:
         """Return the group's number, with its settings if they are short, or else with the folder of its first run."""
         parts = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items() if value != MISSING]
-        words = one_line(", ".join(parts))
-        name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
+        title = one_line(", ".join(parts))
+        name = title if title and len(title) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 
     @cached_property
@@ -365,7 +366,7 @@ class Group:
         """Return the run's best value of the metric, or None if it was never measured."""
         if self.common is not None:
             mean = float(np.mean([*self.common[run.folder].values()]))
-            return mean if task_of(run).errors else 100 * mean
+            return 100 * mean if task_of(run).has_classes else mean
         if run.metric == self.metric:
             return run.best.value if run.best.exists else None
         names = [f"eval_{self.metric}{suffix}" for suffix in run.suffixes]

@@ -201,7 +201,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
                 f"group {group.number}: {counted(again, 'run')} with the seed of an earlier run; repeating a seed "
                 "does not measure the noise of seeds, and makes the deviation too small"
             )
-    if len(devices := {run.about.get("device_name") or "an unknown device" for run in runs}) > 1:
+    if len(devices := {run.run_facts.get("device_name") or "an unknown device" for run in runs}) > 1:
         notes.append(f"speed, time and memory come from different devices: {', '.join(sorted(devices))}")
     return notes
 

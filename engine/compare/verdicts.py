@@ -43,8 +43,8 @@ def verdict_of(sources: Sequence[str], metric: str | None, any_data: bool) -> di
     if len(verdicts) == 1:
         del verdicts[0]["data"]
         return verdicts[0]
-    words = {facts["verdict"] for facts in verdicts}
-    return {"verdict": words.pop() if len(words) == 1 else EQUAL, "data_sets": verdicts}
+    distinct = {facts["verdict"] for facts in verdicts}
+    return {"verdict": distinct.pop() if len(distinct) == 1 else EQUAL, "data_sets": verdicts}
 
 
 def _on_data_set(

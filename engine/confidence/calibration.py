@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from engine.checkpoint.async_saver import BEST
-from engine.checkpoint.format import CALIBRATION, progress_in
+from engine.checkpoint.format import progress_in
 from engine.evaluation.tally import joined
 from engine.tasks.class_tables import ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
-from models.weights.record import KNOWN
+from models.weights.record import CALIBRATION, KNOWN
 from utils.distributed import Process
 from utils.log import Log
+from utils.runs import BEST
 
 MOST_SCORES, MOST_IMAGES = 2**22, 2**17  # more images do not make the temperature noticeably more precise
 HASH = 2654435761  # the factor of Knuth's multiplicative hash
@@ -47,7 +47,7 @@ class Calibration(Callback):
         self._state = process.first(lambda: weights | self._facts | trainer.task.calibrate(scores))
         if "reason" in self._state:
             self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
-        if trainer.config.learns_strangers and "reason" not in self._state:
+        if trainer.config.fits_unknown_statistics and "reason" not in self._state:
             from engine.confidence.fit import learn
 
             self._state[KNOWN] = learn(images, trainer, self._state.get("temperature", math.inf))

@@ -23,7 +23,7 @@ class Doctor(Callback):
     SKIPS = 10
 
     def __init__(self, config: Config, folder: Path, log: Log, facts: dict[str, Any], examines: bool = True):
-        """`facts`: what of the run that a saved update needs; `examines`: whether this process examines updates."""
+        """`facts`: plain values to save with the update; `examines`: whether this process examines updates."""
         self._config, self._folder, self._log, self._facts, self._examines = config, folder, log, facts, examines
         self.step, self.batches = 0, []  # the last update: its batches, each with its weight in the update's loss
         self._advice: str | None = None  # None: not examined yet

@@ -68,7 +68,7 @@ class Diagnosis:
 
     half: torch.dtype
     scale: float
-    first: Location | None = None  # the first place that breaks
+    first_non_finite: Location | None = None  # the first place with a non-finite output or gradient
     is_forward: bool = True
     breaks_in_float32: bool = False
     rows: list[ReportRow] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Diagnosis:
             changed["CUSTOM_BLACK_LIST"] = f"[{', '.join(entries)}]"
         if present.CUSTOM_WHITE_LIST:
             changed["CUSTOM_WHITE_LIST"] = "[]"
-        if self.first and self.half is torch.float16:
+        if self.first_non_finite and self.half is torch.float16:
             scale = min(self.best_scale, present.MAX_LOSS_SCALING or math.inf)
             changed["INIT_LOSS_SCALING"] = f"{scale:.1f}"
             if scale < present.MIN_LOSS_SCALING:
@@ -99,21 +99,22 @@ class Diagnosis:
     def finding(self) -> str:
         """Return one sentence that says where and how the update breaks."""
         name, limit = str(self.half).removeprefix("torch."), torch.finfo(self.half).max
-        if self.first is None:
+        if self.first_non_finite is None:
             scale = f"at loss scale {self.scale:g}"
             return f"nothing breaks: in {name} all activations and gradients of this batch are finite, {scale}"
-        row = next((row for row in self.rows if row.place == self.first), None)
+        row = next((row for row in self.rows if row.place == self.first_non_finite), None)
         if self.breaks_in_float32:
+            kind = "output" if self.is_forward else "gradient"
             return (
-                f"{self.first}: the first {'output' if self.is_forward else 'gradient'} that is not finite, even in "
-                "float32, so precision is not the cause. Look at the weights and the images; lower TRAIN.BASE_LR"
+                f"{self.first_non_finite}: the first {kind} that is not finite, even in float32, so precision is not "
+                "the cause. Look at the weights and the images; lower TRAIN.BASE_LR"
             )
         if self.is_forward:
             size = f", which reaches {row.activation:.4g} in float32 ({name} limit: {limit:.5g})" if row else ""
-            return f"{self.first}: the first output that is not finite{size}"
+            return f"{self.first_non_finite}: the first output that is not finite{size}"
         size = f" (up to {row.gradient:.4g} in the float32 replay; {name} limit: {limit:.5g})" if row else ""
         at = f"at loss scale {self.scale:g}{size}; forward is finite"
-        return f"{self.first}: the first gradient that is not finite, {at}"
+        return f"{self.first_non_finite}: the first gradient that is not finite, {at}"
 
     def lines(self) -> list[str]:
         """Return the report for the console."""
@@ -123,7 +124,8 @@ class Diagnosis:
             reached = f"{row.activation / limit:.1%}" if limit < 1e6 else ""
             underflow = "" if row.underflow is None else f"{row.underflow:.1%}"
             figures = f"{row.activation:.4g}", reached, f"{row.gradient:.4g}", underflow
-            table.append((str(row.place), row.types, *figures, "<- first" if row.place == self.first else ""))
+            mark = "<- first" if row.place == self.first_non_finite else ""
+            table.append((str(row.place), row.types, *figures, mark))
         lines = [*align(table), ""]
         for value in self.vanishing:
             where = "half precision" if value.in_half else "float32, so it does no harm"
@@ -132,7 +134,7 @@ class Diagnosis:
                 f"vanishes: {value.name} = {value.value:.3g} is 0 in {self.half}{share}; its module computes in {where}"
             )
         lines.append(f"first: {self.finding()}")
-        if self.first and not self.breaks_in_float32:
+        if self.first_non_finite and not self.breaks_in_float32:
             other = "-amp_dtype bfloat16" if self.half is torch.float16 else "a lower TRAIN.BASE_LR"
             broken = f"not fixed: with the settings below this batch still breaks; try {other}"
             fixed = "fixed: with the settings below a replay of this batch is finite"
@@ -149,16 +151,17 @@ def diagnose(case: Case) -> Diagnosis:
     diagnosis = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)
     trace = as_run = replay(case, in_half=True, scale=case.scale, reference=exact)
-    diagnosis.first = trace.first
+    diagnosis.first_non_finite = trace.first_non_finite
     diagnosis.is_forward = trace.first_forward is not None
-    diagnosis.breaks_in_float32 = bool(diagnosis.first and exact.first)
+    diagnosis.breaks_in_float32 = bool(diagnosis.first_non_finite and exact.first_non_finite)
     diagnosis.best_scale = best_scale(exact, trace, half) if not diagnosis.breaks_in_float32 else case.scale
-    if diagnosis.first and not diagnosis.breaks_in_float32:
+    if diagnosis.first_non_finite and not diagnosis.breaks_in_float32:
         trace = _find_fix(case, diagnosis, exact, trace)
     gradients = exact.largest_gradients()
     for place, activation in exact.activations.items():
         types = " ".join(sorted(str(kind).removeprefix("torch.") for kind in as_run.types[place]))
-        underflow = trace.lost[place] / trace.kept[place] if trace.kept[place] else None
+        num_nonzero = trace.num_nonzero_in_reference[place]
+        underflow = trace.num_underflowed[place] / num_nonzero if num_nonzero else None
         diagnosis.rows.append(ReportRow(place, types, activation, case.scale * gradients[place], underflow))
     diagnosis.vanishing = vanishing(case.model, half, as_run)
     return diagnosis
@@ -168,7 +171,7 @@ def _find_fix(case: Case, diagnosis: Diagnosis, exact: Trace, trace: Trace) -> T
     """Extend the black list or lower the scale until a replay is finite. Return the last replay's trace."""
     scale, names = case.scale, []
     for _ in range(MAX_REPLAYS):
-        first = trace.first
+        first = trace.first_non_finite
         if first is None:
             break
         diagnosis.best_scale = best_scale(exact, trace, diagnosis.half)
@@ -190,7 +193,7 @@ def _find_fix(case: Case, diagnosis: Diagnosis, exact: Trace, trace: Trace) -> T
     # Replay once more with exactly the recommended settings.
     diagnosis.best_scale = best_scale(exact, trace, diagnosis.half)
     last = replay(case, in_half=True, scale=diagnosis.best_scale, floats=diagnosis.black_list, reference=exact)
-    diagnosis.is_fixed = last.first is None
+    diagnosis.is_fixed = last.first_non_finite is None
     return last
 
 
@@ -200,7 +203,7 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
     `floats`: paths of modules that compute in float32.
     """
     model = case.model
-    case.transforms.bypassing_modules().revert(model)
+    case.transforms.that_bypass_modules().revert(model)
     trace = Trace(model, reference)
     model.train()
     seed_update(*case.seed)
@@ -209,7 +212,7 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
     with unchanged_buffers(model):
         for batch, share in case.batches:
             images, targets = case.prepare(batch)  # one after the other, as in training, so that the device holds one
-            with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
+            with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.record_forward():
                 logits = model(images)
             if trace.first_forward is None:  # after an overflow in the forward, gradients are useless
                 (case.loss(logits, targets) * (share * scale)).backward()

@@ -14,10 +14,10 @@ from configs.values import flatten, unflatten
 from datasets import (
     Batch,
     CacheProgress,
-    Known,
     Normalize,
     Piece,
     Preparation,
+    PriorFacts,
     SavedData,
     build_preparation,
     build_train_data,
@@ -182,7 +182,7 @@ def examine(config: Config, folder: Path, log: Log, update: Batches, trainer: Tr
         outcome = "is finite" if diagnosis.is_fixed else "still breaks"
         log.say(f"doctor: {settings}; with these settings the replayed update {outcome}; to use them: -cfg {path}")
         remedies += [f"-cfg {path}"] if diagnosis.is_fixed else []
-    finding = f"the update breaks at {diagnosis.finding()}" if diagnosis.first else diagnosis.finding()
+    finding = f"the update breaks at {diagnosis.finding()}" if diagnosis.first_non_finite else diagnosis.finding()
     if diagnosis.breaks_in_float32:
         return finding
     remedies += ["-amp_dtype bfloat16"] if diagnosis.half is torch.float16 else []
@@ -208,13 +208,13 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
         weights = merged(state["state_dict"], state["config"])
         model = SavedModel(Path("the run's weights"), state, "state_dict", weights).build(config)
         diagnosis = diagnose(make_case(config, model, prepare, update, scale, loss))
-        if diagnosis.first:
+        if diagnosis.first_non_finite:
             break
     num_images = sum(len(batch.targets) for batch, _ in update.batches)
     print(f"step {update.step}, process {update.rank}: {counted(num_images, 'image')}; loss scale {scale:g}")
     print("\n".join(diagnosis.lines()))
     # Without a saved overflow, only the next update was replayed. If it is finite, no setting needs to change.
-    text = prescribe(diagnosis, config, folder) if diagnosis.first or batches else ""
+    text = prescribe(diagnosis, config, folder) if diagnosis.first_non_finite or batches else ""
     if text:
         target = folder / DOCTOR_FILE
         print(f"\n{text}\nwritten to {target}; to train with it: {command('train', '-cfg', target)}")
@@ -262,10 +262,10 @@ def precision_of(config: Config, state: dict, asked: str | None) -> tuple[Config
 def next_batch(config: Config, state: dict, folder: Path) -> Batches:
     """Return the batches of the run's next update. They depend only on seed, step and the run's split."""
     kept = SavedData(state["class_names"], state.get("split", {}), file=folder / "last.pth")
-    known = Known(
+    prior = PriorFacts(
         saved=kept, began=state["config"] if is_run(state) else {}, origins=dict.fromkeys(flatten(config), "the run")
     )
-    opened = open_data(config, "both", known, cache=CacheProgress(print, print, may_build=False))
+    opened = open_data(config, "both", prior, cache=CacheProgress(print, print, may_build=False))
     config = opened.config
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)

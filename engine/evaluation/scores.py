@@ -117,7 +117,7 @@ class ByGroups(NamedTuple):
 
 
 class Rival(NamedTuple):
-    """The highest evaluation of a run, if the last epoch's weights are kept instead (engine/kept.py)."""
+    """The highest evaluation of a run, if the last epoch's weights are kept instead (engine/best_scores.py)."""
 
     epoch: int
     suffix: str

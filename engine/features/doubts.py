@@ -50,7 +50,8 @@ class Doubts(NamedTuple):
     wrong: np.ndarray  # float64 [N]: probability that the label is wrong
     suggestions: np.ndarray  # int64 [N]: the most probable other class
     confidences: np.ndarray  # float64 [N]: probability of the suggestion
-    # bool [N]: another class is predicted, and the label is rather wrong than right if as many are wrong as may be
+    # bool [N]: another class is more probable than the label, and the label is probably wrong if the number of wrong
+    # labels is at the upper end of its interval
     is_doubtful: np.ndarray
     is_judged: np.ndarray  # bool [N]
     num_correct: int  # judged images whose label is predicted from the other images
@@ -231,8 +232,8 @@ class LabelModel:
         self.label = chosen.argmax(1)  # of a group, if it is agreed
         self.num_scales = len(evidence)
         scales = [-math.log(float(each.std(correction=0)) + 1e-6) for each in evidence]
-        # The logarithm of each scale, the log-odds of a wrong label, those that the label of a picture was copied
-        # together with it (if not, each copy was labelled by itself), the bias of each class.
+        # In order: the logarithm of each scale, the log-odds of a wrong label, the log-odds that a picture was copied
+        # together with its label (otherwise, each copy was labelled separately), and the bias of each class.
         self.values = torch.tensor([*scales, START, 0.0, *[0.0] * num_classes], dtype=torch.float64)
         self.fewest = log_odds(FEWEST / len(labels))
         self.loss = math.inf

@@ -25,7 +25,7 @@ def fit_linear(
 ) -> LinearClassifier:
     """Fit a logistic regression: features [N, D], targets of N images as in Batch. It is the same on every machine.
 
-    `loss_of`: returns the loss of logits and targets, see Classes.start_loss.
+    `loss_of`: returns the loss of logits and targets, see ClassTask.start_loss.
     """
     features, mean, deviation = standardized(features)
     weight = features.new_zeros(num_classes, features.shape[1], requires_grad=True)

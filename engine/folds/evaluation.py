@@ -59,8 +59,10 @@ class Predictions:
 
     def __init__(self, plan: TrainPlan, trainer: Trainer, model: nn.Module, of_all: Tally, session: Session):
         self._plan, self._trainer, self._model, self._of_all, self._session = plan, trainer, model, of_all, session
-        learns_strangers = trainer.config.learns_strangers and CALIBRATION in trainer.parts
-        self._features = FoldFeatures() if learns_strangers and not why_no_features(model, trainer.config) else None
+        fits_unknown_statistics = trainer.config.fits_unknown_statistics and CALIBRATION in trainer.parts
+        self._features = (
+            FoldFeatures() if fits_unknown_statistics and not why_no_features(model, trainer.config) else None
+        )
         self._indices: list[np.ndarray] = []  # of the images of this process among all images
 
     def add(self, fold: int) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 from configs.combinations import WITHOUT_FILES
 from configs.schema import Config
 from configs.values import unflatten
-from datasets import ImageSet, Known, SavedData, open_data
+from datasets import ImageSet, PriorFacts, SavedData, open_data
 from datasets.changes import describe_changed_images
 from datasets.copies import are_equal, find_copies
 from datasets.fingerprint import data_facts
 from datasets.identity import ImageContents
 from datasets.sources import folder_of_data
 from datasets.split import DRAWN
-from datasets.types import UNKNOWN
+from datasets.types import NO_PRIOR_FACTS
 from engine.features.embedder import Embedder
 from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
@@ -36,7 +36,7 @@ def config_of(run: SavedRun, data_path: Path | None) -> Config:
     """Return the settings of a run. `data_path`: where the data are now, if they were moved after the run."""
     config = unflatten(run.settings)
     refuse_several_classes(run.folder, config)
-    path, recorded = config.DATA.DATA_PATH, run.about.get("data_path")
+    path, recorded = config.DATA.DATA_PATH, run.run_facts.get("data_path")
     if data_path:
         path = str(data_path)
     elif recorded and os.path.exists(recorded) and os.path.realpath(Path(path).expanduser()) != recorded:
@@ -115,15 +115,15 @@ class DataSet:
         """Read the data. `run`: a run with these settings, whose folds are kept."""
         # The outputs of the model need not be those of the data: weights of ImageNet judge any labels.
         has_folds = config.DATA.FOLD or config.DATA.FOLDS
-        known = Known(saved=_saved_folds(run.folder)) if run and has_folds else UNKNOWN
-        opened = open_data(config.changed("MODEL", NUM_CLASSES=None), known=known)
+        prior = PriorFacts(saved=_saved_folds(run.folder)) if run and has_folds else NO_PRIOR_FACTS
+        opened = open_data(config.changed("MODEL", NUM_CLASSES=None), prior=prior)
         val = opened.val
         if val.makes_batches:
             raise ConfigError(
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "
                 "give a run with real data"
             )
-        if val.is_learned:
+        if val.trains_on_all:
             val = val.take(np.empty(0, np.int64))
         return cls(opened.config.changed("MODEL", NUM_CLASSES=config.MODEL.NUM_CLASSES), opened.train, val)
 
@@ -137,7 +137,7 @@ class DataSet:
     @property
     def is_divided(self) -> bool:
         """Return whether both parts are of one set. If not, the data has its own validation part."""
-        return self.val.is_learned or self.val.split.get("rule") in DRAWN
+        return self.val.trains_on_all or self.val.split.get("rule") in DRAWN
 
     @property
     def is_listing(self) -> bool:
@@ -228,7 +228,7 @@ def cell_of(text: str) -> str:
 
 def refuse_other_data(run: SavedRun, data: DataSet) -> None:
     """Raise DataError if the run read other data."""
-    then, now = run.about.get("data"), data_facts(*data.parts)
+    then, now = run.run_facts.get("data"), data_facts(*data.parts)
     if not isinstance(then, dict) or not then:
         raise ConfigError(
             f"{run.folder}: status.json does not describe the data of this run, so it cannot be compared; train "
@@ -237,8 +237,8 @@ def refuse_other_data(run: SavedRun, data: DataSet) -> None:
     changes = changed_facts(then, now)
     if not changes:
         return
-    words, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
-    changed = first_of(words or [f"{fact}: {values}" for fact, values in changes.items()], "; ", limit=4)
+    image_changes, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
+    changed = first_of(image_changes or [f"{fact}: {values}" for fact, values in changes.items()], "; ", limit=4)
     raise DataError(
         f"{run.folder}: {data.place} does not contain the data of this run ({changed}); train again on this data, or "
         "give the run's data with -data_path"

@@ -73,7 +73,7 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
             f"{run.folder}: the run is not finished (its state is: {run.state}), and it writes {TABLE} when it ends; "
             f"wait for its end, or continue it with -resume {run.folder}"
         )
-    if not rows and run.about.get("validation_images") == 0:
+    if not rows and run.run_facts.get("validation_images") == 0:
         raise ConfigError(
             f"{run.folder}: the run was trained on all images (DATA.VAL_FRACTION is 0), so it judges none; train with "
             "-folds 5, whose further runs judge all, or give pretrained weights and -data_path"

@@ -89,8 +89,8 @@ class Output:
         if self._folders:
             self._folders.add(prediction.path, prediction.mark or prediction.guesses[0].name)
         if self._files.sheet:
-            words = filter(None, [prediction.mark, *describe(prediction.guesses[:1])])
-            caption = [": ".join(words), Path(prediction.path).name]
+            answer = filter(None, [prediction.mark, *describe(prediction.guesses[:1])])
+            caption = [": ".join(answer), Path(prediction.path).name]
             self._tiles.append(Tile(prediction.picture, caption))
             if len(self._tiles) == PER_SHEET:
                 self._write_sheet()

@@ -64,8 +64,8 @@ class Column(NamedTuple):
     title: str = ""
     text: Callable[[float], str] = "{:.4f}".format
     width: int = 8
-    # Returns the text for log.txt. The column is left out there if `words` is None or the text is empty.
-    words: Callable[[float], str] | None = None
+    # Returns the text for log.txt. The column is left out there if `log_text` is None or the text is empty.
+    log_text: Callable[[float], str] | None = None
     line: str = TRAINING
     is_repeatable: bool = True  # false for measurements that differ between identical runs, such as times
 
@@ -84,7 +84,7 @@ COLUMNS = (
         lambda epoch: finite(epoch.result.report.mean_loss),
         title="loss",
         width=6,
-        words="Train Loss: {:.4f}".format,
+        log_text="Train Loss: {:.4f}".format,
     ),
     Column("eval_loss", "validation loss", lambda epoch: epoch.score("loss", 6), title="val loss"),
     Column("eval_top1", "validation top-1 accuracy", lambda epoch: epoch.score("top1")),
@@ -94,7 +94,7 @@ COLUMNS = (
         "train_top1",
         "top-1 accuracy on augmented training images",
         lambda epoch: finite(100 * epoch.result.report.accuracy),
-        words=lambda percent: f"Train Acc: {percent / 100:.4f}" if math.isfinite(percent) else "",
+        log_text=lambda percent: f"Train Acc: {percent / 100:.4f}" if math.isfinite(percent) else "",
     ),
     Column(
         ", ".join(f"eval_{name}" for name in METRICS if name not in USUAL),
@@ -108,7 +108,7 @@ COLUMNS = (
         lambda epoch: round(epoch.images_per_s, 1),
         title="images/s",
         text=lambda speed: f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}",
-        words="{:.1f} images/s".format,
+        log_text="{:.1f} images/s".format,
         line=MACHINE,
         is_repeatable=False,
     ),
@@ -122,7 +122,7 @@ COLUMNS = (
         "memory_mb",
         "peak memory of the device in MiB (on CPUs: of process 0)",
         lambda epoch: round(peak_memory(epoch.trainer.process.device) / 2**20),
-        words="{:.0f} MB".format,
+        log_text="{:.0f} MB".format,
         line=MACHINE,
         is_repeatable=False,
     ),
@@ -130,14 +130,14 @@ COLUMNS = (
         "loss_scale",
         "loss scale in half precision",
         lambda epoch: epoch.result.report.loss_scale,
-        words=lambda scale: f"loss scale {scale:g}" if scale != 1 else "",
+        log_text=lambda scale: f"loss scale {scale:g}" if scale != 1 else "",
         line=MACHINE,
     ),
     Column(
         "skipped",
         "updates skipped in the epoch",
         lambda epoch: epoch.result.report.skipped,
-        words=lambda skipped: f"{counted(skipped, 'update')} skipped" if skipped else "",
+        log_text=lambda skipped: f"{counted(skipped, 'update')} skipped" if skipped else "",
         line=MACHINE,
     ),
     Column("grad_norm", "mean norm of the gradient", lambda epoch: round(epoch.result.report.mean_grad_norm, 6)),
@@ -145,14 +145,14 @@ COLUMNS = (
         "train_seconds",
         "training time in seconds",
         lambda epoch: round(epoch.result.training_seconds, 3),
-        words="time: {:.2f}".format,
+        log_text="time: {:.2f}".format,
         is_repeatable=False,
     ),
     Column(
         "eval_seconds",
         "evaluation time in seconds",
         lambda epoch: round(epoch.result.evaluation_seconds, 3),
-        words="time: {:.2f}".format,
+        log_text="time: {:.2f}".format,
         line=VALIDATION,
         is_repeatable=False,
     ),

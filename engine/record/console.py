@@ -107,12 +107,12 @@ class EpochPrinter:
     def log_lines(self, row: Row, epoch: Epoch, num_epochs: int) -> list[str]:
         """Return an epoch's log lines. `row` is its row in metrics.csv. Only process 0 logs speed and memory."""
         head = f"----- Epoch[{epoch.trainer.epoch + 1:03d}/{num_epochs:03d}], "
-        lines = [f"{head}{', '.join(_words(row, TRAINING))}"]
+        lines = [f"{head}{', '.join(_log_texts(row, TRAINING))}"]
         for suffix, scores in epoch.result.scores.items():
             described = scores.describe("EMA Validation" if suffix else "Validation")
-            lines.append(f"{head}{', '.join([described, *_words(row, VALIDATION)])}")
+            lines.append(f"{head}{', '.join([described, *_log_texts(row, VALIDATION)])}")
         if epoch.trainer.process.is_first:
-            lines += [f"      {', '.join(_words(row, MACHINE))}", f"      time: {describe_times(epoch.times)}"]
+            lines += [f"      {', '.join(_log_texts(row, MACHINE))}", f"      time: {describe_times(epoch.times)}"]
         return lines
 
     def terminal_lines(
@@ -152,10 +152,10 @@ class EpochPrinter:
         return format_value(self._metric, getattr(scores, self._metric)) if scores else "-"
 
 
-def _words(row: Row, line: str) -> Iterator[str]:
+def _log_texts(row: Row, line: str) -> Iterator[str]:
     """Yield the values of this kind of log.txt line as text. An unknown value is printed as nan."""
     for column in COLUMNS:
-        if column.words and column.line == line:
+        if column.log_text and column.line == line:
             value = row[column.name]
-            if words := column.words(math.nan if value is None else value):
-                yield words
+            if text := column.log_text(math.nan if value is None else value):
+                yield text

@@ -82,8 +82,8 @@ class Recorder(Callback):
         log: Log,
         timing: Timing,
         trainer: Trainer,
-        trackers: "Trackers | None" = None,
-        draw_curves: Callable[..., None] | None = None,
+        trackers: "Trackers | None",
+        draw_curves: Callable[..., None],
     ):
         self._folder, self._log, self._timing = folder, log, timing
         self._trackers, self._draw_curves = trackers, draw_curves
@@ -119,17 +119,15 @@ class Recorder(Callback):
             self._trackers.add("epoch", row)
         with self._warn_on_os_error():
             self._epochs.add(row)
-            if self._draw_curves:
-                self._draw_curves(self._epochs.rows, self._steps.rows, now=False)
+            self._draw_curves(self._epochs.rows, self._steps.rows, now=False)
 
     def close(self) -> None:
         """Write the rows and curves that are not on disk yet."""
         if not self._epochs.is_written:
             with self._warn_on_os_error():
                 self._epochs.write()
-        if self._draw_curves:
-            with self._warn_on_os_error():
-                self._draw_curves(self._epochs.rows, self._steps.rows, now=True)
+        with self._warn_on_os_error():
+            self._draw_curves(self._epochs.rows, self._steps.rows, now=True)
         with self._warn_on_os_error():
             self._steps.close()
 

@@ -135,7 +135,7 @@ class SavedRun:
         return sum(of_epochs.values())
 
     @property
-    def about(self) -> dict[str, Any]:
+    def run_facts(self) -> dict[str, Any]:
         """Return the facts in status.json (device, versions, numbers of images), or {} without that file."""
         return self.status.get("about", {})
 
@@ -178,7 +178,7 @@ class SavedRun:
         # Unreadable images are not scored. results.json counts the scored images, and status.json all images.
         results = read_object(self.folder / "results.json")
         scored, groups, interval = (results.get(key) for key in ("num_images", "num_groups", "interval"))
-        num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
+        num_images = scored if isinstance(scored, int) else self.run_facts.get("validation_images", 0)
         by_groups = None
         if isinstance(groups, int) and results.get("epoch") == best.epoch:
             by_groups = ByGroups(groups, *(interval if isinstance(interval, list) else ()))

@@ -11,7 +11,6 @@ from PIL.Image import DecompressionBombError
 
 from configs.schema import Config, Data
 from datasets import ImageSet
-from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.evaluation.scores import Best
 from engine.record.saved_files import read_object, write_table
@@ -23,6 +22,7 @@ from models.weights.record import CALIBRATION
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.log import Log
+from utils.runs import BEST
 
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
 CORRECT_PICTURE = "correct.png"

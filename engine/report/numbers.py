@@ -12,7 +12,7 @@ from engine.record.saved_files import read_json, read_table, to_number
 from engine.record.saved_run import SavedRun
 from engine.report.chart import Series, chart
 from engine.tasks.class_tables import PREDICTIONS
-from engine.tasks.number_figures import ENDS, PREDICTED, Errors
+from engine.tasks.number_figures import ENDS, PREDICTED
 from engine.tasks.numbers import PER_OUTPUT, PER_OUTPUT_KEY
 from utils.text import counted
 
@@ -22,7 +22,7 @@ NUM_BINS, MOST_DOTS = 30, 1500
 FULL_TITLES = {"mae": "mean absolute error", "rmse": "root mean square error"}
 
 
-def number_section(run: SavedRun, errors: Errors) -> dict[str, Any] | None:
+def number_section(run: SavedRun) -> dict[str, Any] | None:
     """Return the section, or None for runs without complete results."""
     record = read_json(run.folder / "results.json")
     if PER_OUTPUT_KEY not in record:
@@ -51,7 +51,7 @@ def number_section(run: SavedRun, errors: Errors) -> dict[str, Any] | None:
         "columns": columns,
         "rows": rows,
         "notes": notes,
-        "charts": list(_charts(run, [row[0] for row in rows], errors)),
+        "charts": list(_charts(run, [row[0] for row in rows])),
     }
 
 
@@ -85,17 +85,18 @@ def _with_interval(row: dict[str, str], name: str) -> str:
     return f"{value}\n({low} to {high})" if low and high else value
 
 
-def _charts(run: SavedRun, names: list[str], errors: Errors) -> Iterator[dict[str, Any]]:
+def _charts(run: SavedRun, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the charts of the first outputs."""
     rows = read_table(run.folder / PREDICTIONS)
     for name in names[:MOST_OUTPUTS]:
         pairs = [(to_number(row[name]), to_number(row[f"{name}{PREDICTED}"])) for row in rows]
         known = np.array([each for each in pairs if None not in each], np.float64).reshape(-1, 2)
         if len(known):
-            yield from _charts_of(name, *known.T, errors(*known.T))
+            yield from _charts_of(name, *known.T)
 
 
-def _charts_of(name: str, true: np.ndarray, predicted: np.ndarray, errors: np.ndarray) -> Iterator[dict[str, Any]]:
+def _charts_of(name: str, true: np.ndarray, predicted: np.ndarray) -> Iterator[dict[str, Any]]:
+    errors = predicted - true
     shown = np.linspace(0, len(true) - 1, min(len(true), MOST_DOTS)).astype(int)
     ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
     for what, y, line in (("predicted", predicted, ends), ("predicted - true", errors, [0, 0])):

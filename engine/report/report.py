@@ -18,7 +18,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from configs.schema import RECORD, Config
-from configs.tables import METRICS, TASKS, TaskRow, import_named
+from configs.tables import METRICS, TASKS, TaskRow
 from configs.values import of_role, unflatten
 from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
@@ -198,7 +198,7 @@ def exactly_right(run: SavedRun) -> dict[str, Any] | None:
     """Return the percentage of images with only right answers, and its interval. None: unknown, or too high."""
     rows = [row for row in read_table(run.folder / PREDICTIONS) if "prediction" in row and "label" in row]
     is_old = read_json(run.folder / RESULTS).get("epoch") != run.best.epoch
-    if not rows or is_old or run.about.get("validation_images_in_training"):
+    if not rows or is_old or run.run_facts.get("validation_images_in_training"):
         return None
     are_right, by_groups = [row["label"] == row["prediction"] for row in rows], None
     percent, groups = 100 * sum(are_right) / len(rows), [row.get(GROUP, "") for row in rows]
@@ -212,12 +212,12 @@ def exactly_right(run: SavedRun) -> dict[str, Any] | None:
 def eval_speed(run: SavedRun) -> float:
     """Return the images per second of the run's evaluations, or 0. It includes reading, and both kinds of weights."""
     seconds = [row["eval_seconds"] for row in run.epochs if (row.get("eval_seconds") or 0) > 0]
-    return run.about.get("validation_images", 0) / statistics.median(seconds) if seconds else 0
+    return run.run_facts.get("validation_images", 0) / statistics.median(seconds) if seconds else 0
 
 
 def plots(run: SavedRun) -> Iterator[Plot]:
     """Yield the curves of the run. Top-5 says little if there are few classes."""
-    left_out = {"eval_top5"} if run.about.get("classes", 0) <= MOST_WITHOUT_TOP5 else set()
+    left_out = {"eval_top5"} if run.run_facts.get("classes", 0) <= MOST_WITHOUT_TOP5 else set()
     epochs = [{key: value for key, value in row.items() if key not in left_out} for row in run.epochs]
     return plots_of(epochs, run.steps, run.metric, run.best)
 
@@ -286,12 +286,12 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
 
 def numbers(run: SavedRun, task: TaskRow | None) -> tuple[str, dict[str, Any] | None]:
     """Return a sentence on the best score and the section on numbers, for a run that predicts them."""
-    if not (task and task.errors):
+    if task is None or task.has_classes:
         return "", None
     from engine.report.numbers import describe_score, number_section
 
     with naming_damage(run.folder / RESULTS):
-        return describe_score(run), number_section(run, import_named("engine.tasks", task.errors))
+        return describe_score(run), number_section(run)
 
 
 def calibration(run: SavedRun) -> dict[str, Any] | None:
@@ -320,8 +320,8 @@ def calibration(run: SavedRun) -> dict[str, Any] | None:
         charts = []
         if len(curves["after"]) >= FEWEST_POINTS:
             marks = [Series("guide", "", [(0, 0), (1, 1)])] + [Series("line", *each) for each in curves.items()]
-            words = f"share of right answers by probability; each point has at least {FEWEST_IN_BIN} images"
-            charts = [chart("share of right answers", "probability", marks, words, ends=(0, 1))]
+            description = f"share of right answers by probability; each point has at least {FEWEST_IN_BIN} images"
+            charts = [chart("share of right answers", "probability", marks, description, ends=(0, 1))]
     columns = ("probability", "images" if one else "images x labels", "right")
     return {"text": text, "charts": charts, "columns": columns, "rows": rows}
 
@@ -352,9 +352,9 @@ def settings(run: SavedRun) -> dict[str, Any]:
 
 def commands(run: SavedRun) -> dict[str, str]:
     """Return the command lines that started and repeat the run."""
-    processes = run.about.get("processes", 1)
+    processes = run.run_facts.get("processes", 1)
     several = ["-ngpus", processes] if processes > 1 else []
     lines = {"Repeat it": command("train", *several, "-cfg", run.folder / "config.yaml")}
-    if started := run.about.get("command"):
+    if started := run.run_facts.get("command"):
         return {"It was started with": redacted(command("train", *started))} | lines
     return lines

@@ -214,7 +214,7 @@ class ClassTally:
     It keeps sums over the images, and the scores of all classes for each image, up to MOST_SCORES.
     """
 
-    results, scores = PerImage, Scores
+    results = PerImage
 
     def __init__(self, device: torch.device, dtype: torch.dtype, num_images: int):
         """`num_images` is the number of images that all processes together will add."""
@@ -257,7 +257,7 @@ class ClassTally:
         self.per_image.counts = counts.astype(np.int64)
         means = loss / total, 100 * top1 / total, 100 * top5 / total
         of_groups = {} if self.per_image.groups is None or not count else self.per_image.interval(process)
-        return self.scores(*means, int(count), int(excluded), **self.more_scores(counts, process), **of_groups)
+        return Scores(*means, int(count), int(excluded), **self.more_scores(counts, process), **of_groups)
 
     def more_scores(self, counts: np.ndarray, process: Process) -> dict[str, float]:
         """Return further fields of the scores. `counts`: `self.counts` over all processes. Collective."""

@@ -1,7 +1,7 @@
 """Figures that compare predicted numbers with true ones, each with a 95% interval, and intervals of predictions."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -31,13 +31,6 @@ class Interval(NamedTuple):
         return [each if math.isfinite(each) else None for each in self]
 
 
-Errors = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (true, predicted) numbers -> errors
-
-
-def errors(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    return predicted - true
-
-
 @np.errstate(invalid="ignore", over="ignore")  # the outputs of a model that has diverged
 def measure_errors(
     true: np.ndarray, predicted: np.ndarray, mean: float, groups: np.ndarray | None = None
@@ -53,7 +46,7 @@ def measure_errors(
     nothing = Interval(math.nan)
     if not len(true):
         return dict.fromkeys((*FIGURES, "mae_of_mean", "rmse_of_mean"), nothing)
-    differences = errors(true, predicted)
+    differences = predicted - true
     squares, spread = differences**2, (true - true.mean()) ** 2
     figures = {
         "mae": ratio_of(np.abs(differences), groups=groups),

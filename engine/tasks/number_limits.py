@@ -8,8 +8,8 @@ from configs.schema import Config
 from datasets import ImageSet
 from datasets.split.hashes import hashes_of
 
-# So many images, and this share of all, have a number that is a limit. A largest number that few images have is none:
-# the next images may have a larger one.
+# The smallest or largest number is a limit only if at least this many images have it, and at least this share of all
+# images. If few images have it, the next images may have a larger (or smaller) number.
 FEWEST, SHARE = 5, 0.01
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from configs.tables import METRICS, import_named
+from configs.tables import METRICS
 from datasets import ImageSet, Mixed
 from engine.evaluation.all_scores import AllScores
 from engine.evaluation.scores import Scores, format_value
@@ -54,31 +54,15 @@ class NumberTask(Task):
     why_not_applied = "correct numbers in the CSV file of the data itself, and train again"
     # The largest allowed difference between a number of a graph and the model's, in standard deviations.
     most_difference = 0.02
-    figures: tuple[str, ...] = FIGURES  # `measure` also returns their intervals
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.scale = Scale.of(config)
         self.mean, self.deviation = map(np.array, self.scale or (0.0, 1.0))
-        self.errors = import_named("engine.tasks", config.task.errors)  # see number_figures.py
 
     def in_units(self, numbers: np.ndarray) -> np.ndarray:
         """Return standardized numbers [N, outputs] in the units of the data."""
         return numbers * self.deviation + self.mean
-
-    def measure(
-        self, true: np.ndarray, predicted: np.ndarray, groups: np.ndarray | None = None
-    ) -> list[dict[str, Interval]]:
-        """Return the figures of each output, from numbers in the units of the data: float64 [N, outputs].
-
-        `groups`: the group of each image, see engine/evaluation/groups.py.
-        """
-        means = np.broadcast_to(self.mean, true.shape[1:])
-        return [measure_errors(*each, groups) for each in zip(true.T, predicted.T, means.tolist(), strict=True)]
-
-    def distances(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return how far outputs are from targets, in the units of the data: float64 [N, outputs]."""
-        return np.abs(outputs - targets).astype(np.float64) * self.deviation
 
     def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> LinearClassifier:
         return fit_ridge(features, targets)
@@ -104,7 +88,7 @@ class NumberTask(Task):
         DATA.GROUP_BY the groups must be exchangeable; `scores` then also has the number of each image's group.
         """
         outputs, targets, *groups = scores
-        errors, of_groups = self.distances(outputs, targets), {}
+        errors, of_groups = np.abs(outputs - targets).astype(np.float64) * self.deviation, {}  # in the data's units
         widths = grouped_half_widths(errors, SHARE, *groups) if groups else half_widths(errors, SHARE)
         images = counted(len(outputs), "validation image")
         if groups:
@@ -151,7 +135,7 @@ class NumberTask(Task):
 
     def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Return how much the numbers differ, in standard deviations."""
-        return np.abs(self.errors(before, after)) / self.deviation
+        return np.abs(after - before) / self.deviation
 
     def difference(self, before: np.ndarray, after: np.ndarray) -> float:
         return float(self.cost(before, after).max())
@@ -191,15 +175,17 @@ class NumberResults:
     @cached_property
     def measured(self) -> list[dict[str, Interval]]:
         """Return the figures of each output."""
-        return self.task.measure(self.true, self.predicted, self.groups)
+        means = np.broadcast_to(self.task.mean, self.true.shape[1:])
+        columns = zip(self.true.T, self.predicted.T, means.tolist(), strict=True)
+        return [measure_errors(*each, self.groups) for each in columns]
 
     def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
         """Yield name, header and rows of each table."""
         names = image_set.classes
         columns = [column for name in names for column in (name, f"{name}{PREDICTED}")]
         yield PREDICTIONS, *with_groups(("image", *columns), self._rows(image_set), self.indices, image_set)
-        others = [name for name in self.measured[0] if name not in self.task.figures]
-        titles, rows = [*(f"{name}{end}" for name in self.task.figures for end in ENDS), *others], []
+        others = [name for name in self.measured[0] if name not in FIGURES]
+        titles, rows = [*(f"{name}{end}" for name in FIGURES for end in ENDS), *others], []
         for name, figures, true in zip(names, self.measured, self.true.T, strict=False):
             values = columns_of(figures)
             rows.append((name, int((~np.isnan(true)).sum()), *(plain(values[title]) for title in titles)))
@@ -242,7 +228,7 @@ class NumberResults:
             return None
         is_missing = np.isnan(self.true)
         with np.errstate(all="ignore"):  # the outputs of a model that has diverged
-            values = np.abs(self.task.errors(self.true, self.predicted)).astype(np.float64)
+            values = np.abs(self.predicted - self.true).astype(np.float64)
             squares = np.where(is_missing, 0, values**2).sum(0) / np.maximum((~is_missing).sum(0), 1)
             if metric == "rmse":  # how much it changes with the weight of the image
                 values = (squares + values**2) / np.where(squares > 0, 2 * np.sqrt(squares), 1)
@@ -315,8 +301,6 @@ class NumberScores(Scores):
 class NumberTally(Tally):
     """Keeps the outputs and targets of all images, and adds up the loss."""
 
-    scores = NumberScores
-
     def __init__(self, task: NumberTask, device: torch.device, dtype: torch.dtype, num_images: int):
         self._loss, self.per_image = build_loss(task.config), NumbersPerImage(task)
         self._sums = torch.zeros(3, dtype=dtype, device=device)  # loss, images, unreadable images
@@ -332,14 +316,14 @@ class NumberTally(Tally):
         loss, count, excluded = process.sum(self._sums).tolist()
         results = self.per_image.gather(process)
         measured, is_finite = results.measured, np.isfinite(results.predicted).all()
-        rows, names = [columns_of(each) for each in measured], {each.name for each in fields(self.scores)}
+        rows, names = [columns_of(each) for each in measured], {each.name for each in fields(NumberScores)}
         means = {name: mean_of(row[name] for row in rows) for name in rows[0] if name in names}
         counts = {"num_images": int(count), "num_excluded": int(excluded)}
         if results.groups is not None:
             counts["num_groups"] = len(np.unique(results.groups))
         if not is_finite:  # the mean of the other outputs would hide it
             means = dict.fromkeys(means, math.nan)
-        return self.scores(loss / max(count, 1), top1=math.nan, top5=math.nan, **counts, **means)
+        return NumberScores(loss / max(count, 1), top1=math.nan, top5=math.nan, **counts, **means)
 
 
 def mean_of(values: Iterable[float]) -> float:

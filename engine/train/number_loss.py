@@ -8,7 +8,7 @@ from configs.schema import Train
 from datasets import Mixed
 from engine.precision import widen
 
-OF_NUMBERS = {"smooth_l1": functional.smooth_l1_loss, "l1": functional.l1_loss, "mse": functional.mse_loss}
+NUMBER_LOSSES = {"smooth_l1": functional.smooth_l1_loss, "l1": functional.l1_loss, "mse": functional.mse_loss}
 
 
 class NumberLoss:
@@ -18,7 +18,7 @@ class NumberLoss:
     """
 
     def __init__(self, settings: Train, class_weights: Tensor | None = None):
-        self._loss = OF_NUMBERS[settings.LOSS]
+        self._loss = NUMBER_LOSSES[settings.LOSS]
 
     def __call__(self, outputs: Tensor, targets: Tensor | Mixed) -> Tensor:
         """Return the mean over the images. A mixed image has the mixed number."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BEFORE = "before"  # the key in a checkpoint for the scores of the weights before the first update
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """A component whose state is saved in each checkpoint. A resumed run creates the component from this state."""
 
     def state(self) -> Any: ...
@@ -67,7 +67,7 @@ class Trainer:
     before: dict[str, float] | None = None
     not_better: int = 0  # evaluations since the best one
     preferred: str | None = None  # checkpoint key of the weights that scored better in the newest evaluation
-    parts: dict[str, Part] = field(default_factory=dict)  # {checkpoint key: component}
+    parts: dict[str, Stateful] = field(default_factory=dict)  # {checkpoint key: component}
     left_out: list[range] = field(default_factory=list)  # updates that are left out after a rollback
 
     def update(self, window: Window) -> None:
@@ -108,7 +108,7 @@ class Trainer:
         `num_samples` is the number of images in the update, over all processes and micro-batches.
         """
         self.notify("on_phase", "copy")
-        images, targets = self.to_device(batch)
+        images, targets = self.prepare_batch(batch)
         with self.parallel.sync_gradients(self.replica, now=is_last):
             self.notify("on_phase", "forward")
             with self.precision.autocast():
@@ -128,8 +128,8 @@ class Trainer:
         self.notify("on_phase", "data")
         return sums
 
-    def to_device(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
-        """Return images [B, C, H, W] and targets [B] on the device, ready for model and loss."""
+    def prepare_batch(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
+        """Return images [B, C, H, W] and targets [B] on the device, normalized, erased and mixed for model and loss."""
         return self.prepare(batch, self.precision.input_dtype(self.computing.model))
 
     @property

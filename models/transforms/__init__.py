@@ -25,7 +25,7 @@ class ModelTransforms:
         for transform in reversed(self.transforms):
             transform.revert(model)
 
-    def bypassing_modules(self) -> "ModelTransforms":
+    def that_bypass_modules(self) -> "ModelTransforms":
         """Return the transforms that bypass some modules, so that hooks on these modules do not run."""
         return ModelTransforms(tuple(each for each in self.transforms if each.bypasses_modules))
 

@@ -100,8 +100,8 @@ class OpOverrides(ModelTransform):
             own = [entry for entry, its_nodes in named.items() if node in its_nodes]
             best = [each for each in own if _specificity(each[0], node) == max(_specificity(e[0], node) for e in own)]
             if len({setting for _, setting in best}) > 1:
-                words = " and ".join(f"{text} ({setting})" for text, setting in best)
-                raise ConfigError(f"{words} both name {node.path}; list {node.path} itself in one of the two lists")
+                both = " and ".join(f"{text} ({setting})" for text, setting in best)
+                raise ConfigError(f"{both} both name {node.path}; list {node.path} itself in one of the two lists")
             otherwise = BLACK if node.path in heads else settings.get(node.parent)
             settings[node] = best[0][1] if best else otherwise
         for (text, setting), its_nodes in named.items():

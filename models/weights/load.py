@@ -145,7 +145,7 @@ def _why_other_task(record: dict, settings: dict) -> str:
     there = record.get("config", {}).get(key, "classes")
     here = settings.get(key, there)
     first, second = (TASKS.get(each, TASKS["classes"]) for each in (here, there))
-    is_other = not first.is_like(second)
+    is_other = first.has_classes != second.has_classes
     return f"the weights were trained for {there}, not for {here} ({key})" if is_other else ""
 
 

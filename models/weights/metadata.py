@@ -14,8 +14,9 @@ from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import SUFFIXES, find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
 from models.weights.record import CALIBRATION, KNOWN, OF_PIXELS
+from utils.commands import HALFSTEP
 from utils.errors import ConfigError, did_you_mean, naming_damage
-from utils.files import HALFSTEP, content_of, short_name
+from utils.files import content_of, short_name
 from utils.torch_internals import import_timm
 
 # The settings that an evaluation, or a run with pretrained weights, takes from the weights.

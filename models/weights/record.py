@@ -4,16 +4,15 @@ from argparse import Namespace
 from dataclasses import fields
 from typing import Any
 
-from configs.schema import OF_PIXELS as CONDITION
-from configs.schema import Data
+from configs.schema import ONLY_FOR_NATIVE_PIXELS, Data
 
 CALIBRATION = "calibration"  # the key of the temperature, in a checkpoint and in the metadata of an export
 KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for halfstep predict -unknown
-_OTHERS = (field.name for field in fields(Data) if field.metadata.get("only") is CONDITION)
+_OTHERS = (field.name for field in fields(Data) if field.metadata.get("only") is ONLY_FOR_NATIVE_PIXELS)
 # {setting of DATA for images with the values of their files: its name in the preprocessing}
 OF_PIXELS = {name: name.lower() for name in ("PIXELS", *_OTHERS)}
 LEARNED = "learned"  # the key, for the mean of runs that held out different images, of the data that they have learned
-KEPT = "kept"  # the key, in a checkpoint, of the scores of the images by the weights in best.pth
+BEST_SCORES = "kept"  # the key, in a checkpoint, of the scores of the images by the weights in best.pth
 VERSION_KEY = "halfstep_version"  # the key, in a checkpoint and in an export, of the version that wrote the run
 PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
 

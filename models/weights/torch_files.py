@@ -26,7 +26,7 @@ def read_torch(path: Path, lazily: bool = False, verify: bool = True):
     """Read tensors and plain values from a file of torch.save, without executing its contents.
 
     With `lazily`, tensors are read when they are used. A sharded checkpoint is joined, and with `lazily` its large
-    tensors are Parts. With `verify`, the file's checksums are verified, which reads the whole file.
+    tensors are `Shards`. With `verify`, the file's checksums are verified, which reads the whole file.
     """
     content = _read_one_file(path, lazily, verify)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):

@@ -184,9 +184,9 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
             row += [spread(values), "1" if own is first else spread(ratios, 2)]
         rows.append([*row, spread([run.top1 for run in own])])
     columns = ["run", "images/s", "x", "whole run, s", "x faster", "first step after, s", "x faster", "top-1, %"]
-    words = [arguments.model, f"batch {batch_size}", counted(arguments.num_workers, "loader worker")]
-    words += ["compiled"] if arguments.compile else []
-    print(table(", ".join([*words, counted(arguments.rounds, "round")]), columns, rows))
+    facts = [arguments.model, f"batch {batch_size}", counted(arguments.num_workers, "loader worker")]
+    facts += ["compiled"] if arguments.compile else []
+    print(table(", ".join([*facts, counted(arguments.rounds, "round")]), columns, rows))
     print("commands:\n\n" + "\n".join(" ".join(command) for command, *_ in commands.values()))
 
 

@@ -81,8 +81,8 @@ def worker(arguments: argparse.Namespace, *options: str, role: str = "step") -> 
 
 
 def heading(arguments: argparse.Namespace, what: object) -> str:
-    words = [Path(arguments.cfg).stem, f"batch {arguments.batch_size}", "synthetic data", *arguments.opts, str(what)]
-    return f"{', '.join(words)}. {machine(arguments.kind)}"
+    facts = [Path(arguments.cfg).stem, f"batch {arguments.batch_size}", "synthetic data", *arguments.opts, str(what)]
+    return f"{', '.join(facts)}. {machine(arguments.kind)}"
 
 
 def modes(arguments: argparse.Namespace) -> str:

@@ -27,9 +27,7 @@ def big_set(num_shards: int, per_shard: int, buffer: int):
     shards = [(ShardTar(f"{number}.tar", 0, 0), shard) for number in range(num_shards)]
     builder = IndexBuilder(SAMPLES | TARS)
     add_shards(builder, shards)
-    return ShardImages(
-        ShardFolder(Path(), OneLabel(Config())), ShardTable(builder.finish({})), ["a"], Pixels(3), buffer
-    )
+    return ShardImages(ShardFolder(Path(), OneLabel(Config())), ShardTable(builder.finish({})), Pixels(3), buffer)
 
 
 def draws_of(count: int, *seeds: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import Known, SavedData, open_data, validation_facts, write_split
+from datasets import PriorFacts, SavedData, open_data, validation_facts, write_split
 from datasets.fingerprint import data_facts
 from datasets.split import divide, new_record
 from datasets.targets.numbers import NumberTargets, mean_and_deviation
@@ -244,7 +244,7 @@ def test_scale_is_that_of_the_settings_or_for_each_number_that_of_weights_that_p
     file, train, val = digits
     config = number_settings(file, **(SCALE if given else {}))
     saved = {f"DATA.{name}": [*values] for name, values in SCALE.items()} | {"TRAIN.OBJECTIVE": "numbers"}
-    found, train, val = standardize(config, train, val, Known(trained=saved, outputs=names))
+    found, train, val = standardize(config, train, val, PriorFacts(trained=saved, outputs=names))
     data, measured = found.DATA, mean_and_deviation(config, train)
     for found, own, theirs in zip((data.TARGET_MEAN, data.TARGET_STD), measured, SCALE.values(), strict=True):
         assert found == tuple(own[n] if place is None else theirs[place] for n, place in enumerate(expected))
@@ -256,7 +256,7 @@ def test_scale_is_that_of_the_settings_or_for_each_number_that_of_weights_that_p
 def test_resumed_run_keeps_its_scale_with_other_training_images(digits):
     file, train, val = digits
     began = {f"DATA.{name}": [*values] for name, values in SCALE.items()}
-    data = standardize(number_settings(file), train, val, Known(began=began))[0].DATA
+    data = standardize(number_settings(file), train, val, PriorFacts(began=began))[0].DATA
     assert (data.TARGET_MEAN, data.TARGET_STD) == (*SCALE.values(),)
 
 

@@ -135,7 +135,7 @@ def test_prepared_images_have_dtype_of_the_models_first_layer(tmp_path):
     ):
         trainer = make_trainer(small_config(tmp_path, *options.split()), device=torch.device(DEVICE))
         windows = trainer.data.windows(0, 1)
-        images, _ = trainer.to_device(next(next(windows).batches))
+        images, _ = trainer.prepare_batch(next(next(windows).batches))
         assert images.dtype == dtype
 
 

@@ -102,7 +102,7 @@ def test_descriptions_of_an_epoch_count_its_updates_and_pieces(order, half_batch
     assert of_epoch[:2] == ([len(full), order.global_batch] if full else [1, *sizes])
     rest = order.num_images % order.global_batch if full and order.num_repeats == 1 else 0
     assert of_epoch[2:] == [rest] * bool(rest)
-    resumed = replace(order, batch_size=2 * half_batch, world_size=world_size, resumed_global_batch=order.global_batch)
+    resumed = replace(order, batch_size=2 * half_batch, world_size=world_size, fixed_global_batch=order.global_batch)
     for each in (order, resumed):
         *of_pieces, processes, num_micro_batches = numbers_in(each.describe_split())
         if full and not order.in_pairs:
@@ -117,7 +117,7 @@ def test_update_has_the_same_images_after_resuming_with_other_processes(order, d
     expected = [occurrences(order, step) for step in steps]
     batch_size = 2 * data.draw(st.integers(1, 4)) if order.in_pairs else data.draw(st.integers(1, 9))
     world_size, started_with = data.draw(st.integers(1, 5)), order.global_batch
-    resumed = replace(order, batch_size=batch_size, world_size=world_size, resumed_global_batch=started_with)
+    resumed = replace(order, batch_size=batch_size, world_size=world_size, fixed_global_batch=started_with)
     assert resumed.steps_per_epoch == order.steps_per_epoch
     for step in data.draw(st.permutations(steps)):
         assert occurrences(resumed, step) == expected[step]
@@ -127,7 +127,7 @@ def test_update_has_the_same_images_after_resuming_with_other_processes(order, d
 @examples(100)
 def test_smaller_micro_batch_is_the_largest_that_divides_an_update(order, half):
     order = replace(
-        order, batch_size=2 * half or order.batch_size, resumed_global_batch=order.global_batch * half or None
+        order, batch_size=2 * half or order.batch_size, fixed_global_batch=order.global_batch * half or None
     )
     of_process, largest = order.global_batch // order.world_size, order.largest_piece(0)
     found = smaller_batch(order)
@@ -135,7 +135,7 @@ def test_smaller_micro_batch_is_the_largest_that_divides_an_update(order, half):
     assert found == max(fitting, default=0)
     if found and order.global_batch % order.world_size == 0:
         batch_size, num_accumulated = numbers_in(" ".join(flags_for(order, found)))
-        smaller = replace(order, batch_size=batch_size, num_accumulated=num_accumulated, resumed_global_batch=None)
+        smaller = replace(order, batch_size=batch_size, num_accumulated=num_accumulated, fixed_global_batch=None)
         assert smaller.global_batch == order.global_batch and smaller.largest_piece(0) <= batch_size == found
 
 

@@ -235,8 +235,8 @@ def test_weights_of_a_fold_give_a_warning_if_it_was_drawn_from_other_images():
     split = {"rule": "folds", "training": "photos", "validation": "photos", "fraction": 0.5, "seed": 0}
     split |= {"folds": 2, "fold": 0}
     record = {"class_names": ["ant"], "split": split, "validation": {"num_images": 5, "digest": "0"}}
-    known = SimpleNamespace(saved=None)
-    inputs = SimpleNamespace(record=record, known=known, source=("MODEL.PRETRAINED", "best.pth"))
+    prior = SimpleNamespace(saved=None)
+    inputs = SimpleNamespace(record=record, prior=prior, source=("MODEL.PRETRAINED", "best.pth"))
     held_out = SimpleNamespace(split=split, is_listing=True, class_folders=frozenset())
     plan = SimpleNamespace(inputs=inputs, classes=["ant"], eval_set=held_out, validation=record["validation"])
     plan.is_measured = True

@@ -26,7 +26,7 @@ from engine.record.metrics import EpochRows, StepRows
 from engine.record.saved_files import read_rows, read_table
 from models.weights.sharded import PIECES
 from models.weights.torch_files import read_torch
-from scripts.make_shards import claim, write_part
+from scripts.make_shards import prepare_output_folder, write_part
 from scripts.sweep import Sweep, make_folder, read_sweep
 from tests.support.batches import batch
 from tests.support.configs import CPU
@@ -85,7 +85,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 def write_shards(folder: Path, version: int) -> None:
     images = SimpleNamespace(file=lambda index: (".png", b"%d" % index * 600), targets=np.array([0, 1, 1]), name=str)
-    claim(folder, "{}\n")
+    prepare_output_folder(folder, "{}\n")
     if version == 2:
         write_part(folder, "train", images, np.arange(3), 2)
 

@@ -68,7 +68,7 @@ def test_class_token_query_runs_no_fused_kernel(device):
         pytest.skip("small models compute attention without fused kernels there")
     trainer = small_trainer(device, "AMP=true", "PRECISION.DTYPE=bfloat16")
     (batch,) = first_batches(trainer)
-    images, _ = trainer.to_device(batch)
+    images, _ = trainer.prepare_batch(batch)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with trainer.precision.autocast(), torch.profiler.profile(activities=activities) as profiled:
         trainer.model(images)

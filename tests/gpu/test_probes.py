@@ -68,7 +68,7 @@ def test_short_last_block_matches_full_block_on_gpu(device, dtype, largest):
     trainer = small_trainer(device)
     model, (batch,) = trainer.model, first_batches(trainer)
     assert type(model) is ClassTokenVisionTransformer
-    images, targets = trainer.to_device(batch)
+    images, targets = trainer.prepare_batch(batch)
 
     def compute() -> list[Tensor]:
         model.zero_grad(set_to_none=True)

@@ -97,7 +97,7 @@ def test_blocks_are_called_again_after_reverting_transforms_that_bypass_modules(
     for expected in ([], [model]):
         model(torch.zeros(1, 3, 32, 32))
         assert called == expected
-        transforms.bypassing_modules().revert(model)
+        transforms.that_bypass_modules().revert(model)
 
 
 DROPPING = ("MODEL.DEPTH=3", "MODEL.DROPPATH=0.3", "MODEL.DROPOUT=0.2", "MODEL.ATTENTION_DROPOUT=0.1")

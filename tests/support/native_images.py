@@ -8,7 +8,7 @@ import numpy as np
 from configs.load import LoadedConfig, load
 from configs.schema import Config
 from datasets import ImageSet, open_data
-from engine.plan import known_before
+from engine.plan import prior_facts_of
 from tests.support.configs import replaced
 from utils.distributed import Process
 
@@ -65,7 +65,7 @@ def settings_file(photos: Path, channels: int = CHANNELS) -> Path:
 def measured(loaded: LoadedConfig, began: Mapping = {}, process: Process | None = None) -> tuple[Config, ImageSet]:
     """Return the settings with the statistics of the training images, and the validation set with notes about them."""
     wanted = "validation" if loaded.config.START.EVAL else "both"
-    opened = open_data(loaded.config, wanted, known_before(loaded)._replace(began=began), process)
+    opened = open_data(loaded.config, wanted, prior_facts_of(loaded)._replace(began=began), process)
     return opened.config, opened.val
 
 

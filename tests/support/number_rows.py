@@ -7,12 +7,12 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Config
-from datasets import ImageSet, Known
+from datasets import ImageSet, PriorFacts
 from datasets.pixels import Pixels
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
 from datasets.targets.numbers import NumberTargets, standardized
-from datasets.types import UNKNOWN
+from datasets.types import NO_PRIOR_FACTS
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, settings
 
@@ -64,10 +64,10 @@ def images_with(values: np.ndarray) -> FileImages:
 
 
 def standardize(
-    config: Config, train: ImageSet | None, val: ImageSet, known: Known = UNKNOWN
+    config: Config, train: ImageSet | None, val: ImageSet, prior: PriorFacts = NO_PRIOR_FACTS
 ) -> tuple[Config, ImageSet | None, ImageSet]:
     """Return the settings and images with the measurements of the training images."""
-    settings, train, val = standardized(config, known, train, val)
+    settings, train, val = standardized(config, prior, train, val)
     return replaced(config, DATA={each.name.removeprefix("DATA."): each.value for each in settings}), train, val
 
 

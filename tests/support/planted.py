@@ -211,7 +211,7 @@ MOMENTS = {
     "scored start": ("engine.features.start", "set_to_zero", 1),
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
-    "accumulation": (Trainer, "to_device", 6),
+    "accumulation": (Trainer, "prepare_batch", 6),
     "evaluation": (engine.evaluate_weights, "evaluate", 1),
 }
 
@@ -421,11 +421,11 @@ class Poison(Callback):
     def on_epoch_start(self, trainer: Trainer) -> None:
         if trainer.epoch:
             return
-        to_device, loss = trainer.to_device, trainer.loss
+        prepare_batch, loss = trainer.prepare_batch, trainer.loss
         if self.what == "gradient":
             trainer.parameters[0].register_hook(lambda grad: grad * self.factor)
         if self.what == "input":
-            trainer.to_device = lambda batch: ((placed := to_device(batch))[0] * self.factor, placed[1])
+            trainer.prepare_batch = lambda batch: ((placed := prepare_batch(batch))[0] * self.factor, placed[1])
         if self.what == "loss":
             trainer.loss = lambda *arguments: loss(*arguments) * self.factor
 

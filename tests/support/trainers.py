@@ -3,6 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import cosine_similarity
@@ -62,7 +63,7 @@ def make_trainer(
     model = add_adapters(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))
     model = (model.double() if double else model).to(device)
-    plan = StepPlan.of_trial(config, Process(device), train_set, classes)
+    plan = replace(StepPlan.of_trial(config, Process(device), train_set), classes=classes)
     trainer = build_trainer(plan, model, data, Log(0))
     trainer.callbacks = list(callbacks)
     return trainer

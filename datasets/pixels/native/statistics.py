@@ -10,7 +10,7 @@ from configs.schema import Config
 from datasets.passes import read_each
 from datasets.pixels import pixels_of
 from datasets.pixels.native.pixels import OTHER_LIMITS
-from datasets.types import ImageSet, Known, Settled
+from datasets.types import ImageSet, PriorFacts, Settled
 from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import warning
@@ -31,34 +31,34 @@ class Statistics(NamedTuple):
 
 
 def finish(
-    config: Config, known: Known, process: Process, train: ImageSet | None, val: ImageSet
+    config: Config, prior: PriorFacts, process: Process, train: ImageSet | None, val: ImageSet
 ) -> tuple[list[Settled], ImageSet | None, ImageSet]:
     """Return type, limits, mean and deviation of the pixels, and the images with their limits. Collective.
 
     Settings that name the limits, or that come from the weights together with the limits, are kept if the weights were
     trained on images of this type; everything else is measured.
     """
-    pixels, origins, notes = (val if train is None else train).pixels, known.origins, ()
+    pixels, origins, notes = (val if train is None else train).pixels, prior.origins, ()
     kind, limits = pixels.kind, pixels.limits
     settled: list[Settled] = []
-    kind_of_weights = known.implied.get("DATA.PIXELS")
+    kind_of_weights = prior.implied.get("DATA.PIXELS")
     if kind_of_weights and limits and origins[RANGE].startswith(("weights ", "checkpoint ")):
         is_other = kind != kind_of_weights
         if is_other and train is None:
             raise DataError(OTHER_LIMITS.format(kind, kind_of_weights))
-        if train is not None and (is_other or ("DATA.PIXELS" in known.typed and config.DATA.PIXELS == "native")):
+        if train is not None and (is_other or ("DATA.PIXELS" in prior.typed and config.DATA.PIXELS == "native")):
             config = config.changed("DATA", RANGE=())  # measured again
-    if known.began.get(RANGE):
+    if prior.began.get(RANGE):
         # Typed values stay, so that the run refuses them like any other changed setting.
-        keys = [key for key in (RANGE, MEAN, DEVIATION) if key not in known.typed]
-        settled = [Settled(key, tuple(known.began[key]), "the checkpoint") for key in keys]
+        keys = [key for key in (RANGE, MEAN, DEVIATION) if key not in prior.typed]
+        settled = [Settled(key, tuple(prior.began[key]), "the checkpoint") for key in keys]
     elif train is None:
         pixels_of(config.DATA).ends()  # raises an error if they are not known
     else:
         kept = {
             key
             for key in (RANGE, MEAN, DEVIATION)
-            if key in known.typed or config.DATA.RANGE and origins.get(key) == origins.get(RANGE)
+            if key in prior.typed or config.DATA.RANGE and origins.get(key) == origins.get(RANGE)
         }
         if len(kept) < 3:
             seen = process.first(lambda: measure_pixels(config, train), Statistics)

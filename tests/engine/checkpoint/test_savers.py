@@ -54,7 +54,8 @@ def slow(monkeypatch) -> threading.Event:
 
 
 def small_state(step: int) -> dict:
-    return {"epoch": 0, "step": step, "weight": torch.full((3,), float(step))}
+    progress = {"skips_in_a_row": 0, "best": []}
+    return {"epoch": 0, "step": step, "weight": torch.full((3,), float(step)), "progress": progress}
 
 
 def test_background_save_is_unaffected_by_later_training(tmp_path, trainer, saver, slow):
@@ -123,8 +124,7 @@ def test_checkpoint_is_synced_before_rename_and_its_folder_afterwards(tmp_path, 
     if not links:
         monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links here")))
     for step in (1, 2):
-        state = small_state(step) | {"progress": {"skips_in_a_row": 0, "best": []}}
-        saver.save(state, ["best.pth", f"checkpoint-{step}.pth"])
+        saver.save(small_state(step), ["best.pth", f"checkpoint-{step}.pth"])
         saver.wait()
     renames = [(place, each) for place, each in enumerate(operations) if each[0]]
     names = ["best.pth", "checkpoint-2.pth", "previous.pth", "last.pth"]
@@ -145,7 +145,7 @@ def test_saver_records_the_longest_save_time(saver, monkeypatch):
 
 
 def test_saver_thread_error_is_raised_by_wait(saver):
-    saver.save({"epoch": 0, "step": 1, "not plain": lambda: None}, [])
+    saver.save(small_state(1) | {"not plain": lambda: None}, [])
     with pytest.raises(Exception, match="pickle"):
         saver.wait()
 

@@ -26,7 +26,7 @@ from engine.choice.scoring import FOLDS, Scored, fold_of_each, images_of
 from engine.evaluation.scores import wilson_interval
 from engine.features.linear import PENALTY
 from engine.report.choice import notes_of
-from engine.settings import load_settings, words_in
+from engine.settings import candidate_names_in, load_settings
 from engine.train.forecast import RunTimes
 from tests.support import number_rows, several_labels
 from tests.support.image_sets import draw_patches
@@ -451,10 +451,16 @@ def test_best_of_a_pattern_are_beaten_by_no_other_match():
 
 
 def test_words_of_choose_are_separated_by_commas():
-    assert words_in("choose") == [] and words_in("choose:a,b@160") == ["a", "b@160"] and words_in("choosers") is None
-    assert words_in("choose:a,,b.pth@160, c,,,d") == ["a,b.pth@160", "c,", "d"], "two commas are one of a name"
+    assert (
+        candidate_names_in("choose") == []
+        and candidate_names_in("choose:a,b@160") == ["a", "b@160"]
+        and candidate_names_in("choosers") is None
+    )
+    assert candidate_names_in("choose:a,,b.pth@160, c,,,d") == ["a,b.pth@160", "c,", "d"], (
+        "two commas are one of a name"
+    )
     with refused(ConfigError, "choose:a,", "two commas"):
-        words_in("choose:a,")
+        candidate_names_in("choose:a,")
 
 
 # --- the command, and runs ---

@@ -70,18 +70,18 @@ def big_gradient(model):
 )
 def test_doctor_locates_planted_overflow_and_prescription_fixes_it(tmp_path, plant, place, is_forward, black_list):
     found = diagnose(make_case(tmp_path, plant))
-    assert (str(found.first), found.is_forward, found.black_list) == (place, is_forward, black_list)
+    assert (str(found.first_non_finite), found.is_forward, found.black_list) == (place, is_forward, black_list)
     assert found.is_fixed
-    assert diagnose(make_case(tmp_path, plant, found.best_scale, found.black_list)).first is None
+    assert diagnose(make_case(tmp_path, plant, found.best_scale, found.black_list)).first_non_finite is None
 
 
 def test_healthy_model_gets_the_largest_fitting_loss_scale(tmp_path):
     case = make_case(tmp_path, nothing, scale=1024.0)
     found = diagnose(case)
-    assert (found.first, found.black_list, found.is_fixed) == (None, [], True)
+    assert (found.first_non_finite, found.black_list, found.is_fixed) == (None, [], True)
     assert found.prescription(small_config(tmp_path, "AMP=true", "PRECISION.CUSTOM_BLACK_LIST=[head]").PRECISION) == {}
     for scale, breaks in ((found.best_scale, False), (found.best_scale * 8, True)):
-        assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
+        assert bool(diagnose(make_case(tmp_path, nothing, scale)).first_non_finite) == breaks
 
 
 def test_doctor_table_has_rows_for_all_parts_of_attention(tmp_path):

@@ -48,7 +48,7 @@ F1 = Scores(0.5, 90.0, 99.0, 100, 0, macro_f1=80.0, metric="macro_f1")
 
 def test_new_metrics_column_appears_in_csv_row_terminal_and_log(tmp_path, monkeypatch):
     seven = columns.Column(
-        "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, words="Seven: {:.2f}".format
+        "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, log_text="Seven: {:.2f}".format
     )
     for module in (columns, console):
         monkeypatch.setattr(module, "COLUMNS", (*columns.COLUMNS, seven))
@@ -115,7 +115,7 @@ def full_disk(monkeypatch):
 def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
     log, trainer = Lines(), SimpleNamespace(epoch=0, step=0, best=Best(), before=None, process=Process(CPU))
     trainer.config = small_config(tmp_path)
-    recorder = Recorder(tmp_path, log, SimpleNamespace(), trainer)
+    recorder = Recorder(tmp_path, log, SimpleNamespace(), trainer, None, Mock())
     with monkeypatch.context() as full:
         full_disk(full)
         recorder.on_start_scored(trainer, SCORES, 1.0)
@@ -124,7 +124,7 @@ def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
     assert [row["epoch"] for row in epochs_of(tmp_path)] == [-1] and len(log.warned) == 1
     (row,) = rows_of(tmp_path / "metrics.csv")
     assert (row["eval_top1"], row["lr"], row["grad_norm"]) == ("90.0", "", ""), "cells without a value must be empty"
-    again = Recorder(tmp_path, log, SimpleNamespace(), trainer)
+    again = Recorder(tmp_path, log, SimpleNamespace(), trainer, None, Mock())
     again.on_start_scored(trainer, SCORES, 1.0)
     again.close()
     assert len(epochs_of(tmp_path)) == 1, "a restarted run must have only one row before its first epoch"

@@ -70,7 +70,7 @@ def test_negative_counts_of_a_damaged_status_are_ignored(folder):
     about = {"validation_images": -5, "training_images": 9, "parameters": -1}
     write_status(folder, state="done", about=about, total_epochs=-3, best_metric="top1")
     run = SavedRun.open(folder)
-    assert run.about == {"training_images": 9} and run.status.keys() == {"state", "about", "best_metric"}
+    assert run.run_facts == {"training_images": 9} and run.status.keys() == {"state", "about", "best_metric"}
 
 
 def test_best_epoch_comes_from_checkpoint_or_else_metrics(folder):

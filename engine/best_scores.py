@@ -12,7 +12,7 @@ from engine.checkpoint.format import progress_in
 from engine.evaluation.scores import Best, Rival, name_weights
 from engine.plan import TrainPlan
 from engine.tasks.class_tables import ClassResults
-from models.weights.record import KEPT
+from models.weights.record import BEST_SCORES
 from utils.log import Log
 from utils.text import counted
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.evaluation.image_test import ErrorTest, ImageTest
 
 
-class KeptWeights:
+class BestScores:
     """Keeps the score of each validation image by best.pth, to compare it with the weights of the last epoch.
 
     The maximum over many evaluations is too high, because the noise of the images helps to choose it. So the average of
@@ -33,7 +33,7 @@ class KeptWeights:
     def __init__(self, plan: TrainPlan, best_file: Path, log: Log):
         self._eval_set, self._config, self._process = plan.eval_set, plan.config, plan.process
         self._best_file, self._log = best_file, log
-        self._state = plan.inputs.saved.get(KEPT, {})
+        self._state = plan.inputs.saved.get(BEST_SCORES, {})
 
     def state(self) -> dict[str, Any]:
         """Return the score of each image by the weights in best.pth (NaN: unreadable), and which weights these are."""
@@ -46,7 +46,7 @@ class KeptWeights:
     def follow(self, best: Best) -> None:
         """Read the scores of best.pth if a killed run wrote it, or if a later one could not be written. Collective."""
         if best.exists and self._of(self._state) != best:
-            saved = self._process.first(lambda: progress_in(self._best_file).get(KEPT, {}))
+            saved = self._process.first(lambda: progress_in(self._best_file).get(BEST_SCORES, {}))
             self._state = saved if self._of(saved) == best else {}
 
     def choose(self, best: Best, last: Best, images: ClassResults | None) -> Best:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from datasets import ImageSet
+from engine.best_scores import BestScores
 from engine.evaluation.scores import Best
-from engine.kept import KeptWeights
 from engine.record.saved_run import SavedRun
 from engine.tasks.classes import ClassTally
 from engine.tasks.labels import LabelTally
@@ -128,7 +128,7 @@ def kept(tmp_path, groups=None):
         inputs=SimpleNamespace(saved={}),
     )
     log = SimpleNamespace(say=lambda *lines: None, note=lambda *lines: None)
-    return KeptWeights(plan, tmp_path / "best.pth", log)
+    return BestScores(plan, tmp_path / "best.pth", log)
 
 
 def test_images_of_one_group_count_as_one_observation(tmp_path):

@@ -12,6 +12,7 @@ from tests.support.configs import SMALL
 from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path, start_server
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
+from tests.support.ranks import RANKS
 from utils.program import STOPPING
 from utils.torch_internals import import_timm
 
@@ -93,6 +94,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish(session) -> None:
     """Fail if tests left runs or files in the checkout, where `latest` would then mean a test's run."""
+    RANKS.end()
     end_server()
     is_worker = hasattr(session.config, "workerinput")  # its other workers may be in the middle of a test
     if not is_worker and (left := files_of_checkout() - session.stash[BEFORE]):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -45,12 +45,17 @@ def start_fork(
 
     `outputs`: the files for stdout and stderr; `faults`: {function of tests.support.planted: arguments} to call first.
     """
-    start_server()
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=become, args=(program, arguments, outputs, environment, cwd, faults or {}))
-    process.start()
+    process = fork_of_server(become, program, arguments, outputs, environment, cwd, faults or {})
     STARTED.append(process)
+    return process
+
+
+def fork_of_server(function: Callable, *arguments: object) -> BaseProcess:
+    """Call the function in a fork of the server, and return the process."""
+    start_server()
+    process = multiprocessing.get_context("forkserver").Process(target=function, args=arguments)
+    process.start()
     return process
 
 
@@ -163,8 +168,8 @@ def run_program(program: str, arguments: Sequence[str], faults: dict[str, list])
     """Run the program as `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
     if "LINES_FOLDER" in os.environ:
         importlib.import_module("tests.mistakes.recorder").record_program()
-    for name, values in faults.items():
-        getattr(importlib.import_module("tests.support.planted"), name)(*values)
+    if faults:
+        importlib.import_module("tests.support.in_process").plant(faults)
     sys.argv = [program, *arguments]
     if program.endswith(".py"):
         sys.path[0] = str(Path(program).parent)

@@ -83,7 +83,7 @@ def test_program_in_this_process_has_its_faults_variables_and_folder(small_yaml,
     assert seen["epoch"] > 1e10  # in a million days
 
 
-def test_two_ranks_give_the_same_result_as_forks_after_any_other_run(small_yaml, tmp_path):
+def test_two_ranks_give_the_hash_of_forks_after_other_runs(small_yaml, tmp_path):
     words = ["main_multi_gpu.py", "-cfg", str(small_yaml), "-opts", "TRAIN.NUM_EPOCHS=1"]
     run(*words, f"SAVE={tmp_path / 'forks'}", processes=2).done()
     typed(*words, f"SAVE={tmp_path / 'other'}", *CHANGES, processes=2, faults=FAULTS).done()
@@ -95,11 +95,15 @@ def test_two_ranks_give_the_same_result_as_forks_after_any_other_run(small_yaml,
     assert run_hash(run_folder(tmp_path / "o")) == run_hash(run_folder(tmp_path / "forks"))
 
 
-@pytest.mark.parametrize(
-    ("fault", "codes"),
-    [({"signal_at": [1, signal.SIGKILL, [1]]}, [1, -signal.SIGKILL]), ({"break_update": [1]}, [1, 1])],
-    ids=["killed", "broken"],
-)
+# {case: (fault, exit codes)}
+FAILURES = {
+    "one is killed": ({"signal_at": [1, signal.SIGKILL, [1]]}, [1, -signal.SIGKILL]),
+    "one runs out of memory": ({"run_out_of_memory": [8, 1, 1]}, [1, 2]),
+    "both fail": ({"break_update": [1]}, [1, 1]),
+}
+
+
+@pytest.mark.parametrize(("fault", "codes"), FAILURES.values(), ids=FAILURES)
 def test_rank_that_fails_is_reported_and_replaced(small_yaml, tmp_path, fault, codes):
     words = ["-cfg", str(small_yaml), "-epochs", "1", "-output", str(tmp_path)]
     done = ranks.RANKS.run("main_multi_gpu.py", words, as_ranks(2), tmp_path, fault)

@@ -102,9 +102,16 @@ def serve(connection: Connection) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(EOFError):
         while True:
-            connection.send(execute(*connection.recv()))
+            code = execute(*connection.recv())
+            if torch.distributed.is_initialized():  # after an error, which only the end of this process tells others
+                end(code)
+            connection.send(code)
+    end(0)
+
+
+def end(code: int) -> NoReturn:
     atexit._run_exitfuncs()
-    os._exit(0)
+    os._exit(code)
 
 
 def execute(
@@ -126,8 +133,6 @@ def execute(
         print(*contracts.BROKEN, sep="\n", file=sys.stderr)
         contracts.BROKEN.clear()
         code = 1
-    if torch.distributed.is_initialized():  # after a refusal
-        torch.distributed.destroy_process_group()
     gc.collect()  # closes the store, and releases the lock on the run's folder
     sys.stdout.flush()
     sys.stderr.flush()

@@ -35,7 +35,8 @@ class Ranks:
                     connection.send((script, words, [stdout.name, stderr.name], environment, cwd, faults))
                 codes = [self._code(number) for number in range(len(ranks))]
             finally:
-                if codes not in ([0] * len(ranks), [2] * len(ranks)):  # the program may have left anything behind
+                # After an error, the program may have left anything behind.
+                if codes not in ([0] * len(ranks), [2] * len(ranks)) or self._have_ended():
                     self._kill()
             printed = stdout.read(), stderr.read()
         assert None not in codes, printed
@@ -56,9 +57,12 @@ class Ranks:
             return None
         try:
             return connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             process.join()
             return process.exitcode
+
+    def _have_ended(self) -> bool:
+        return not all(process.is_alive() for process in self._processes)
 
     def end(self) -> None:
         """End the processes, and wait for them."""

@@ -86,6 +86,12 @@ def pytest_sessionstart(session) -> None:
         start_server()  # one for all workers, which are started after this
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let the tests of a file share a worker and its fixtures, unless they name another group."""
+    if not item.get_closest_marker("xdist_group"):
+        item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
+
+
 def pytest_collection_finish() -> None:
     """Exempt the million objects of imported modules from garbage collection, which would search them repeatedly."""
     gc.collect()

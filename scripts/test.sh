@@ -26,8 +26,8 @@ python -m ruff format --check .
 export OMP_NUM_THREADS=1
 # Many processes import the same modules: let Python store their byte code, even if PYTHONDONTWRITEBYTECODE is set.
 unset PYTHONDONTWRITEBYTECODE
-# A worker for each core. Tests of a group, usually those of a file, share a worker and its fixtures (tests/conftest.py).
-parallel=(-n "$(getconf _NPROCESSORS_ONLN)" --dist loadgroup)
+# A worker for each core. tests/support/distribution.py says which tests share a worker and its fixtures.
+parallel=(-n "$(getconf _NPROCESSORS_ONLN)" --dist loadscope)
 # -rs lists skipped tests, and says what they need.
 if $is_release; then
     export EXAMPLES_SEED="${EXAMPLES_SEED:-$((RANDOM * 32768 + RANDOM))}" # read by tests/support/properties.py

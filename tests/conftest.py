@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import contracts
 from tests.support.configs import SMALL
+from tests.support.distribution import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path, start_server
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
@@ -84,12 +85,6 @@ def pytest_sessionstart(session) -> None:
     session.stash[BEFORE] = files_of_checkout()
     if session.config.getoption("numprocesses", None):
         start_server()  # one for all workers, which are started after this
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let the tests of a file share a worker and its fixtures, unless they name another group."""
-    if not item.get_closest_marker("xdist_group"):
-        item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
 
 
 def pytest_collection_finish() -> None:

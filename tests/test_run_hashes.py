@@ -111,9 +111,7 @@ def test_every_setting_of_the_table_takes_effect(start):
 
 
 def as_parameters(row, way):
-    """Return the parameters of a cell. The cells of a row share a worker, because they share the straight run."""
-    is_slow = (row, way) not in QUICK
-    marks = [pytest.mark.xdist_group(row), *([pytest.mark.slow] if is_slow else [])]
+    marks = [] if (row, way) in QUICK else pytest.mark.slow
     return pytest.param(row, way, id=f"{row}-{way}", marks=marks)
 
 

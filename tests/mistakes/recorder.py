@@ -1,6 +1,6 @@
 """A plug-in for pytest that records which lines of the program each test executes, also in programs that it starts.
 
-    LINES_FOLDER=FOLDER python -m pytest -p tests.mistakes.recorder -n 3 --dist loadfile
+    LINES_FOLDER=FOLDER python -m pytest -p tests.mistakes.recorder -n 3 --dist loadscope
 
 Each process writes a JSON file to FOLDER: {"lines": {context: {file: bits of its lines in hex}}, "seconds": {context:
 seconds}, "fixtures": {test: contexts of its fixtures}}. A context is a test, or a fixture that several tests share.

@@ -79,9 +79,9 @@ def unusual_settings(values: Mapping[str, object], origins: Mapping[str, str] | 
 
 
 def value_of(text: str) -> object:
-    """Return the value of a setting in YAML, or the text itself if it is not written as all others are."""
+    """Return the value of a setting in YAML, or an unusual value if it is written in another way than `as_yaml`."""
     value = yaml.safe_load(text)
-    return value if as_yaml(value) == text else text
+    return value if as_yaml(value) == text else {"written as": text}
 
 
 def as_yaml(value: object) -> str:

@@ -31,6 +31,7 @@ BASE64 = r"(?=[\w+/]*[G-Zg-z+/])[\w+/]{24,}=*|[\w+/]{6,}==?"
 GRID = 10  # a picture is described by the mean colours of GRID x GRID parts
 WIDTH = 240  # JSON of at most this many characters is on one line
 SETTING = re.compile(r"(?P<indent> *)(?P<name>[\w.]+):(?: (?P<value>.*?))?(?: +# (?P<origin>.*))?")
+PLAIN, QUOTED = re.compile(r"[A-Za-z_./][\w./-]*"), "none null true false yes no on off y n".split()
 ROW_OF_SETTINGS = re.compile(
     r" *(?:<tbody>)?<tr><td><code>(?P<key>[A-Z_.]+)</code><td><code>(?P<value>.*)</code><td>(?P<origin>.*)"
 )
@@ -72,7 +73,26 @@ def unusual_settings(values: Mapping[str, object], origins: Mapping[str, str] | 
         shown = [key for key in values if key in shown or origins[key] != most[kinds[key]]]
         sentence += f", from {' and '.join(dict.fromkeys(most[kind] for kind in sorted(most)))}"
     missing = [key for key in usual if key not in values]
+    if [key for key in values if key in usual] != [key for key in usual if key in values]:
+        sentence += ", in another order"
     return shown, f"{sentence}{'; missing: ' * bool(missing)}{' '.join(missing)}"
+
+
+def value_of(text: str) -> object:
+    """Return the value of a setting in YAML, or an unusual value if it is written in another way than `as_yaml`."""
+    value = yaml.safe_load(text)
+    return value if as_yaml(value) == text else {"written as": text}
+
+
+def as_yaml(value: object) -> str:
+    """Return the text of a value in YAML. Words that YAML or Python could take for other values are quoted."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_yaml, value))}]"
+    if isinstance(value, float):
+        return re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))  # YAML takes 1e-06 for a text
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in QUOTED:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_same(one: object, other: object) -> bool:
@@ -91,7 +111,7 @@ def describe_settings(path: Path) -> str:
         section = [*section[: len(parts["indent"]) // 4], parts["name"]]
         if parts["origin"]:
             key = ".".join(section)
-            values[key], origins[key] = yaml.safe_load(parts["value"]), parts["origin"]
+            values[key], origins[key] = value_of(parts["value"]), parts["origin"]
             lines[key] = f"{'.'.join(section[:-1])} {line}"
     shown, sentence = unusual_settings(values, origins)
     return "\n".join([*others, *(lines[key] for key in shown), f"({sentence})"])
@@ -137,19 +157,12 @@ def describe_page(path: Path) -> str:
     numbers = {rows[number]["key"]: number for number in rows if number >= first}
     if not numbers:
         return "\n".join(lines)
-    values = {key: _value_in_page(rows[number]["value"]) for key, number in numbers.items()}
+    values = {key: value_of(rows[number]["value"]) for key, number in numbers.items()}
     shown, sentence = unusual_settings(values, {key: rows[number]["origin"] for key, number in numbers.items()})
     left_out = {number for key, number in numbers.items() if key not in shown}
     kept = [line for number, line in enumerate(lines) if number not in left_out]
     kept.insert(first + len(shown), f"({sentence})")
     return "\n".join(kept).replace(f"All {len(numbers)} settings", "All N settings")
-
-
-def _value_in_page(text: str) -> object:
-    """Return the value of a setting as a page shows it, or the text itself if config.yaml would not have this text."""
-    value = yaml.safe_load(text)
-    is_word = value is None or isinstance(value, bool)
-    return text if is_word and text != json.dumps(value) else value
 
 
 def describe_json(path: Path) -> str:

@@ -159,16 +159,15 @@ class LastSentence(NamedTuple):
 
 BEFORE = " before training"
 LAST_SENTENCE = re.compile(
-    r"(?P<end>[^;]*?)(, not saved \((?P<failure>.*?)\))?; "
-    r"((?P<highest>best )?validation (?P<score>\S[^(]* [-\d.]+%?) "
-    r"\((before training|epoch (?P<epoch>\d+)(, (?P<weights>EMA|raw weights))?)(; (?P<facts>[^)]*))?\))?(?P<rest>.*)"
+    r"(?P<end>.*?)(, not saved \((?P<failure>.*?)\))?; (no best\.pth yet|nothing was measured|"
+    r"(?P<highest>best )?validation (?P<score>\S[^(]* [-\d.]+%?) "
+    r"\((before training|epoch (?P<epoch>\d+)(, (?P<weights>EMA|raw weights))?)(; (?P<facts>[^)]*))?\))(?P<rest>.*)"
 )
 
 
 def last_sentence(said: str) -> LastSentence:
-    """Parse the last sentence in the output of a run. The suggested next commands may follow it."""
-    line = re.split(r"\n(?:.{20})?next:\n", said)[0].splitlines()[-1]
-    parts = LAST_SENTENCE.fullmatch(line)
+    """Parse the last sentence in the output of a run. A warning and the suggested next commands may follow it."""
+    parts = next(filter(None, map(LAST_SENTENCE.fullmatch, reversed(said.splitlines()))), None)
     assert parts, said
     words = {name: parts[name] or "" for name in ("end", "failure", "score")}
     facts = parts["facts"].split("; ") if parts["facts"] else []

@@ -54,6 +54,7 @@ SMALLER = {
     r"halfstep doctor latest": r"\g<0> -amp_dtype float16",  # the last run of the page was one in float32
     r"halfstep (train|sweep)(?! -cfg configs/vit_digits)": r"halfstep \1 -epochs 1",
     r"-epochs (5|60)\b": "-epochs 2",
+    r"-image_size 64": "-image_size 32",
     r"-folds 5": "-folds 2",
     r"-int8$": "-int8 -accept",  # a few photos cannot show that the accuracy is the same
     r"-output pets (?=-runtime)": "-output pets_without_network ",  # the page has both ways to the same folder

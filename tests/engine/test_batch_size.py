@@ -24,7 +24,7 @@ from tests.support.configs import CPU, SMALL, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, rows, run, run_folder
+from tests.support.runs import Ended, rows, run, run_folder, typed
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.program import StopSignal
@@ -40,7 +40,8 @@ def program(tmp_path):
 
     def start(*flags: str, free=4 * MIB, cfg=tmp_path / "small.yaml", size=("-batch_size", "auto"), **faults) -> Ended:
         given = ["-cfg", str(cfg), "-output", str(tmp_path / "output"), *size]
-        return run("main_single_gpu.py", *given, *flags, faults={"limit_free_memory": [free]} | faults)
+        run_program = run if "-check" in flags else typed  # -check measures the memory of its process
+        return run_program("main_single_gpu.py", *given, *flags, faults={"limit_free_memory": [free]} | faults)
 
     return start
 

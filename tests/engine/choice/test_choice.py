@@ -290,7 +290,7 @@ def test_choice_stopped_by_a_signal_and_repeated_gives_the_same_run(tmp_path):
     for name, faults in (("whole", {}), ("stopped", {"tell": [0, "choice", signal.SIGTERM]})):
         words = ["-pretrained", f"choose:{BEST},{WORSE}", "-output", str(tmp_path / name), "-resume", "auto", *DIGITS]
         faults |= {"judge_no_labels": [], "draw_no_curves": []}
-        ended = run("main_single_gpu.py", *words, "REPORT=false", faults=faults)
+        ended = typed("main_single_gpu.py", *words, "REPORT=false", faults=faults)
         if "tell" in faults:
             assert ended.returncode == 128 + signal.SIGTERM, ended.printed
             assert [each.name for each in (tmp_path / name).iterdir()] == ["choice"], (

@@ -43,7 +43,10 @@ elif [ $# -gt 0 ] || [ "$(uname)" != Linux ]; then
 else
     # The killed runs mostly wait, so they run beside the tests.
     killed_runs=$(mktemp)
-    python tests/kill/kill_runs.py -quick >"$killed_runs" 2>&1 &
+    (
+        exec &>"$killed_runs"
+        exec python tests/kill/kill_runs.py -quick
+    ) &
     pid=$! status=0
     trap 'kill "$pid" 2>/dev/null || true; rm -f "$killed_runs"' EXIT
     python -m pytest -rs "${parallel[@]}" || status=$?

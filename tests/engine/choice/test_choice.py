@@ -103,17 +103,20 @@ def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch
         "engine.choice.measure.Scored", lambda plan, found: computed.extend(found) or Scored(plan, found)
     )
     plan = plan_candidate(DIGITS, Candidate(WEIGHTS, 8), process())
-    measure(plan, Candidate(WEIGHTS, 8), 0.0)
+    scored, _ = measure(plan, Candidate(WEIGHTS, 8), 0.0)
     (images,), (found,) = images_of(plan), computed
     folds, features, targets = fold_of_each(images), found.joined, found.targets
-    right = []
+    right, expected = [], []
     for fold in range(FOLDS):
         rows = folds != fold
         mean, deviation = features[rows].mean(0), features[rows].std(0) + 1e-6
         model = LogisticRegression(C=1 / (PENALTY * rows.sum()), max_iter=2_000, tol=1e-6)
         model.fit((features[rows] - mean) / deviation, targets[rows])
         right.append(model.predict((features[~rows] - mean) / deviation) == targets[~rows])
+        expected.append(model.predict_log_proba((features[~rows] - mean) / deviation))
     assert record["candidates"][0]["score"] == pytest.approx(100 * np.concatenate(right).mean(), abs=0.5)
+    logarithms = scored.outputs.log_softmax(1).numpy()
+    np.testing.assert_allclose(logarithms, np.concatenate(expected), rtol=0, atol=0.03)
 
 
 def test_each_image_is_in_one_fold():

@@ -26,6 +26,7 @@ from engine.choice.measure import file_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, fold_of_each, images_of
 from engine.evaluation.scores import wilson_interval
 from engine.features.linear import PENALTY
+from engine.record.saved_files import read_object
 from engine.report.choice import notes_of
 from engine.settings import candidate_names_in, load_settings
 from engine.train.forecast import RunTimes
@@ -102,17 +103,20 @@ def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch
         "engine.choice.measure.Scored", lambda plan, found: computed.extend(found) or Scored(plan, found)
     )
     plan = plan_candidate(DIGITS, Candidate(WEIGHTS, 8), process())
-    measure(plan, Candidate(WEIGHTS, 8), 0.0)
+    scored, _ = measure(plan, Candidate(WEIGHTS, 8), 0.0)
     (images,), (found,) = images_of(plan), computed
     folds, features, targets = fold_of_each(images), found.joined, found.targets
-    right = []
+    right, expected = [], []
     for fold in range(FOLDS):
         rows = folds != fold
         mean, deviation = features[rows].mean(0), features[rows].std(0) + 1e-6
         model = LogisticRegression(C=1 / (PENALTY * rows.sum()), max_iter=2_000, tol=1e-6)
         model.fit((features[rows] - mean) / deviation, targets[rows])
         right.append(model.predict((features[~rows] - mean) / deviation) == targets[~rows])
+        expected.append(model.predict_log_proba((features[~rows] - mean) / deviation))
     assert record["candidates"][0]["score"] == pytest.approx(100 * np.concatenate(right).mean(), abs=0.5)
+    logarithms = scored.outputs.log_softmax(1).numpy()
+    np.testing.assert_allclose(logarithms, np.concatenate(expected), rtol=0, atol=0.03)
 
 
 def test_each_image_is_in_one_fold():
@@ -156,10 +160,11 @@ def test_choice_that_was_killed_continues_to_the_same_table(kept, tmp_path):
     first, second = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     shutil.copy(first, tmp_path)
     text = json.loads(second.read_text())
-    assert is_result(text)
-    for wrong in ({}, text | {"draws": ["a"]}, text | {"row": text["row"] | {"score": "70"}}, text | {"row": 5}):
-        assert not is_result(wrong)
-    (tmp_path / second.name).write_bytes(second.read_bytes()[:500])  # this counts as none
+    damaged = tmp_path / second.name
+    damaged.write_bytes(second.read_bytes()[:500])
+    wrong = [text | {"row": text["row"] | {"score": "70"}}, text | {"row": 5}, text | {"draws": ["a"]}]
+    assert is_result(text) and not any(map(is_result, [read_object(damaged), {}, *wrong]))
+    damaged.write_text(json.dumps(wrong[-1]))  # it counts as none
     assert without_times(chosen(tmp_path, BEST, WORSE)) == without_times(record)
     assert (tmp_path / first.name).read_bytes() == first.read_bytes()
     assert is_result(json.loads((tmp_path / second.name).read_text()))

@@ -13,7 +13,7 @@ import pytest
 import timm
 import torch
 
-from tests.support.configs import CPU
+from tests.support.configs import CPU, ema
 from tests.support.forks import MARK, ROOT, find_processes
 from tests.support.runs import Run, epochs_of, rows_of, run, run_folder, status_of, wait_until
 from utils import VERSION, host
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def finished(tmp_path_factory, small_yaml):
     """A finished run with every option on: its folder and its output."""
     output = tmp_path_factory.mktemp("finished")
-    options = ["TRACK=tensorboard", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "SAVE_FREQ=1"]
+    options = ["TRACK=tensorboard", *ema(0.9), "SAVE_FREQ=1"]
     flags = ["-cfg", str(small_yaml), "-output", str(output), "-amp", "-epochs", "5"]
     result = run("main_single_gpu.py", *flags, "-opts", *options, "KEEP_CHECKPOINTS=2").done()
     return run_folder(output), result.stdout

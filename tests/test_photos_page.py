@@ -15,7 +15,7 @@ from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import write
 from tests.support.image_sets import draw_photos
 from tests.support.pages import script_of
-from tests.support.runs import ROOT, rows_of, run, run_folder, typed
+from tests.support.runs import ROOT, last_sentence, rows_of, run, run_folder, typed
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +135,7 @@ def test_numbers_page_trains_predicts_and_lists_doubtful_numbers(here):
         programs = [script_of(shlex.split(command)) for command in found]
         return "".join(typed(script, *words).done().stdout for script, words in programs)
 
-    assert "\ndone; validation MAE" in follow("Train")
+    assert last_sentence(follow("Train")).score.startswith("MAE ")
     follow("Predict")
     assert follow("Doubtful numbers").count("with the largest errors are listed") == 2
     (report,) = Path("output").glob("train-*/report.html")

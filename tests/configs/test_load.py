@@ -7,7 +7,7 @@ from configs.values import SETTINGS, flatten
 from configs.yaml_files import Layer
 from models import build_model
 from tests.support.cases import cases_of, names_of
-from tests.support.configs import load_text, write, yaml_of
+from tests.support.configs import ema, load_text, write, yaml_of
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 
@@ -76,8 +76,7 @@ def test_setting_of_another_schedule_is_refused(words):
 
 
 def test_settings_with_effect_load_and_reload_without_notes():
-    options = "AMP=true PRECISION.RESIDUAL=half DATA.CACHE=9"
-    options += " TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
+    options = f"AMP=true PRECISION.RESIDUAL=half DATA.CACHE=9 {' '.join(ema(0.9))}"
     options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.LR_SCHEDULER.NAME=wsd"
     loaded = load_text("", "-opts", *options.split(), "TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.5")
     again = load_text(to_yaml(loaded.config, loaded.origins))

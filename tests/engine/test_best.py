@@ -15,14 +15,14 @@ from engine.evaluation.scores import Best
 from models import build_model
 from models.weights.files import read_record
 from tests.support import number_rows, several_labels
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import SMALL, ema, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder, status_of
 from tests.support.weight_files import saved
 
 pytestmark = pytest.mark.slow
 
-EMA = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MODEL_EMA_DECAY=0.99996")
+EMA = ema(0.99996, warm_up="false")
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from engine.tasks.labels import LabelTally
 from engine.tasks.numbers import NumberTally, NumberTask
 from tests.support.configs import CPU, small_config
 from tests.support.planted import images_with
+from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder, status_of
+from tests.support.runs import last_sentence, run, run_folder, status_of
 from utils.distributed import Process
 
 slow = pytest.mark.slow
@@ -62,8 +63,9 @@ def test_last_average_replaces_highest_epoch_within_the_noise(scored, processes,
     scores = [80, 0.5, EIGHT], [70, 0.5, SIX], [50, 0.5, NONE], [60, 0.5, SIX]
     lines, folder = scored(*scores, words=[EMA, *words], processes=processes)
     assert kept_in(folder) == (2, "ema", 60)
-    assert "validation top-1 60.00% (epoch 2, EMA" in lines[-1] and "best" not in lines[-1].partition(";")[2][:12]
-    assert "epoch 1, raw weights: 80.00%, not better beyond the noise of 10 images" in lines[-1]
+    sentence = last_sentence(lines[-1])
+    assert sentence[2:6] == ("top-1 60.00%", False, 2, "EMA")
+    assert_names(sentence.facts[-1], "epoch 1", "raw weights", "80.00%", "10 images")
 
 
 @slow

@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.check.small_photos import CLEAN
 from tests.support.image_sets import draw_patches
-from tests.support.runs import rows_of, run_folder, typed
+from tests.support.runs import last_sentence, rows_of, run_folder, typed
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +46,9 @@ def test_scores_and_comparisons_of_runs_count_groups(persons):
         number, (low, high) = results["num_groups"], results["interval"]
         images = f"{results['num_images']} images in {number} groups"
         assert 5 <= number < 20 and results["num_images"] == 6 * number
-        assert f"95%: {low:.0f} to {high:.0f}%, {images})" in said.done().stdout
-        assert "held out by a hash of each person" in said.stdout
+        sentence = last_sentence(said.done().stdout)
+        assert f"95%: {low:.0f} to {high:.0f}%, {images}" in sentence.facts
+        assert "held out by a hash of each person" in sentence.rest
         assert len({row["group_number"] for row in rows_of(folders[-1] / "predictions.csv")}) == number
         page = (folders[-1] / "report.html").read_text()
         assert f"They are of {number} groups." in page and f"expect {low:.0f} to {high:.0f}%" in page

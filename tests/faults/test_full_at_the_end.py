@@ -9,7 +9,7 @@ import pytest
 
 from engine.checkpoint.find import read_checkpoint
 from tests.support.refusals import assert_names
-from tests.support.runs import Ended, ending, run, run_folder, status_of
+from tests.support.runs import Ended, last_sentence, run, run_folder, status_of
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +33,8 @@ def assert_truth(output: Path, ended: Ended) -> dict:
     folder, told = run_folder(output), ended.printed
     assert "Traceback" not in told and not list(folder.glob(".*.tmp")), told
     last, best = read_checkpoint(folder / "last.pth"), read_checkpoint(folder / "best.pth")
-    line = ending(ended.stdout)
-    top1, epoch = re.search(r"top-1 ([\d.]+)% \(epoch (\d+)", line).groups()
-    assert (float(top1), int(epoch)) == (best["metric"], best["epoch"] + 1), told
+    sentence = last_sentence(ended.stdout)
+    assert (sentence.value, sentence.epoch) == (best["metric"], best["epoch"] + 1), told
     status = status_of(folder)
     if status["state"] == "training":  # it could not be written, and a warning says so
         assert re.search(r"^warning: .*status.json .*(done|stopped|save_failed)$", told, re.M), told
@@ -43,7 +42,7 @@ def assert_truth(output: Path, ended: Ended) -> dict:
     assert (status["epoch"], status["step"]) == (last["epoch"] + 1, last["step"]), told
     assert (status["best_top1"], status["best_epoch"]) == (best["metric"], best["epoch"] + 1), told
     assert status["exit_code"] == ended.returncode, told
-    failed = "disk full" in line
+    failed = "disk full" in sentence.failure
     assert (status["state"] == "save_failed", "disk full" in status.get("reason", "")) == (failed, failed), told
     return status
 
@@ -55,15 +54,15 @@ def test_final_message_matches_saved_files_wherever_disk_fills_up(tmp_path, star
     for number, (what, nth) in enumerate(writes[::3] if lasts else writes):
         ended = start(tmp_path / str(number), *OPTIONS, score=RISING, find_no_room=[what, nth, lasts])
         status = assert_truth(tmp_path / str(number), ended)
-        assert ended.returncode == int("not saved" in ending(ended.stdout))
+        assert ended.returncode == int(bool(last_sentence(ended.stdout).failure))
         states.add(status["state"])
     assert states == {"training", "done", *([] if lasts else ["save_failed"])}
 
 
 def test_run_that_never_saved_suggests_no_resume(tmp_path, start):
     ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=["open .last.pth.tmp", 1, True])
-    line = ending(ended.stdout)
-    assert ended.returncode == 1 and "not saved" in line and "-resume" not in line, line
+    sentence = last_sentence(ended.stdout)
+    assert ended.returncode == 1 and sentence.failure and "-resume" not in " ".join(map(str, sentence)), sentence
 
 
 def test_best_epoch_is_updated_after_a_failed_save(tmp_path, start):
@@ -82,7 +81,7 @@ def test_failed_save_on_one_rank_is_reported_on_all(tmp_path, start):
     status = assert_truth(tmp_path, ended)
     assert (status["state"], status["best_epoch"]) == ("save_failed", 1)
     for rank in (0, 1):
-        assert "disk full" in ending((run_folder(tmp_path) / f"log_{rank}.txt").read_text())
+        assert "disk full" in last_sentence((run_folder(tmp_path) / f"log_{rank}.txt").read_text()).failure
 
 
 def test_resume_reports_missing_best_pth_and_replaces_it(tmp_path, start):

@@ -16,8 +16,9 @@ import pytest
 from engine.confidence.stored import from_plain
 from models.weights.torch_files import read_torch
 from tests.support.cases import cases_of, names_of
+from tests.support.describers import describe, describe_arrays
 from tests.support.forks import MARK, find_processes
-from tests.support.output_table import describe, describe_arrays, difference, files_in, make_root
+from tests.support.output_table import difference, files_in, make_root
 from tests.support.refusals import assert_names
 from tests.support.runs import run
 

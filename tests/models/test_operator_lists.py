@@ -13,7 +13,7 @@ from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.gpu_kernels import GpuKernels
 from models.transforms.operator_lists import OpOverrides
 from tests.support.cases import cases_of, names_of
-from tests.support.configs import replaced, small_config
+from tests.support.configs import ema, replaced, small_config
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
@@ -192,7 +192,7 @@ def test_black_listed_block_trains_where_float16_overflows(tmp_path):
     weights = {}
     for black in ((), ("blocks.1.mlp",)):
         config = replaced(
-            small_config(tmp_path, "AMP=true", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"),
+            small_config(tmp_path, "AMP=true", *ema(0.5)),
             PRECISION={"DTYPE": "float16", "INIT_LOSS_SCALING": 16.0, "CUSTOM_BLACK_LIST": black},
         )
         trainer = make_trainer(config)

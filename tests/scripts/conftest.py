@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from tests.support.configs import small_config
+from tests.support.configs import ema, small_config
 from tests.support.opened import open_sets
 from tests.support.runs import run, run_folder
 
@@ -13,9 +13,7 @@ def trained(tmp_path_factory, small_yaml):
     """Return the folder of a run of one epoch with EMA weights, which predicts without a calibration."""
     output = tmp_path_factory.mktemp("trained")
     flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-amp"]
-    run(
-        "main_single_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8", "CALIBRATE=false"
-    ).done()
+    run("main_single_gpu.py", *flags, "-opts", *ema(0.8), "CALIBRATE=false").done()
     return run_folder(output)
 
 

@@ -34,6 +34,12 @@ REPORT: false
 """
 
 
+def ema(decay: float, warm_up: str = "") -> list[str]:
+    """Return -opts words for a run with EMA weights of this decay. `warm_up`: another value than the default."""
+    words = ["TRAIN.MODEL_EMA=true", f"TRAIN.MODEL_EMA_DECAY={decay}"]
+    return [*words, f"TRAIN.MODEL_EMA_WARMUP={warm_up}"] if warm_up else words
+
+
 def small_config(folder: Path, *options: str) -> Config:
     """Return the small settings with some changed by `-opts` words."""
     path = folder / "small.yaml"

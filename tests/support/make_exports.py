@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests.support import native_images, number_rows, several_labels
+from tests.support.configs import ema
 from tests.support.forks import ROOT, end_server
 from tests.support.runs import run, status_of, typed
 from utils import VERSION
@@ -35,7 +36,7 @@ CONVOLUTIONS = "MODEL.TYPE=timm MODEL.NAME=test_resnet MODEL.KWARGS.channels=[4,
 START = "MODEL.PRETRAINED=strangers/classes.safetensors"
 # {kind: settings}. A later kind may start from the file of an earlier one.
 KINDS = {
-    "classes": "TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9",
+    "classes": " ".join(ema(0.9)),
     "convolutions": f"{CONVOLUTIONS} MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12",
     "labels": "DATA.DATASET=csv DATA.DATA_PATH=labels/digits.csv DATA.LABEL_SEPARATOR=| TRAIN.NUM_EPOCHS=12",
     "numbers": "DATA.DATASET=csv DATA.DATA_PATH=numbers/digits.csv DATA.COLUMNS=[path,digit,ink] TRAIN.NUM_EPOCHS=12"

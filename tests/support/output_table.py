@@ -1,43 +1,32 @@
 """The table of outputs: commands on small stored runs, and the text of everything that each of them prints and writes.
 
 tests/test_outputs.py compares the texts with the expected ones in tests/data/outputs, which
-scripts/maintenance/outputs.py writes.
+scripts/maintenance/outputs.py writes. describers.py describes the files.
 """
 
 import argparse
-import base64
 import contextlib
 import csv
 import difflib
 import importlib
 import inspect
-import io
-import json
-import math
 import os
 import re
 import shlex
 import shutil
-import tarfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
-from PIL import Image
-
 import utils
+from tests.support.describers import describe
 from tests.support.forks import ROOT
 from tests.support.output_runs import BASE, STORED, write_data
-from tests.support.run_hash import NOT_REPEATABLE
 from tests.support.runs import rows_of, typed
 from utils.commands import HALFSTEP
 
 EXPECTED = ROOT / "tests/data/outputs"
-BASE64 = r"(?=[\w+/]*[G-Zg-z+/])[\w+/]{24,}=*|[\w+/]{6,}==?"
-GRID = 10  # a picture is described by the mean colours of GRID x GRID parts
 # Small files that commands read, in addition to data and runs
 FILES = {
     "base.yaml": BASE,
@@ -72,7 +61,7 @@ OF_PROGRAMS = {
     r"about .* until [\d:]+; .*": "about N",
     r"^(memory +\w+ +).*": r"\1N",
     r"^/run/(id|began|saved): .*": r"/run/\1: N",
-    r'"(host|pid|pid_ticks|python|device_name|id|validation_digest)": [^,\n]*': r'"\1": N',
+    r'"(host|pid|pid_ticks|python|device_name|id|validation_digest)": [^,}\n]*': r'"\1": N',
 }
 # {row: share by which all its numbers may differ}
 LOOSE = {"doctor": 0.02}
@@ -83,7 +72,7 @@ QUICK = (
 COLOUR = re.compile(r"#([0-9a-f]{6})\b")
 NUMBER = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w])")
 
-SCRIPTS = "compare doctor embed export from_timm labels make_shards models predict report sweep".split()
+SCRIPTS = "compare doctor embed export from_timm labels make_shards models predict report sweep"
 MODELS = "vit convnet lora labels".split()
 # {row: commands, separated by &&}. A flag occurs at least once, most together with another one.
 ROWS = {
@@ -160,7 +149,7 @@ ROWS = {
     "-shuffle_seed 3 -opts DATA.VAL_FRACTION=0.3 && main_single_gpu.py -check -cfg base.yaml -dataset shards "
     "-data_path shards",
     "doctor": "doctor.py runs/vit/last.pth -amp_dtype float16 -cfg base.yaml",
-    "flags": " && ".join(f"flags {name}" for name in SCRIPTS),
+    "flags": f"flags {SCRIPTS}",
     # the programs themselves
     **{
         f"eval_{name}": f"main_single_gpu.py -eval -resume runs/{name} -output runs/evaluated -name {name}"
@@ -199,7 +188,7 @@ def confirm(table: Path) -> None:
 
 def outputs_of(commands: str, root: Path, folder: Path) -> str:
     """Run the commands of a row in a copy of `root`, and return what they print and the files that they write."""
-    shutil.copytree(root, folder)
+    shutil.copytree(root, folder, copy_function=shutil.copyfile)
     before = {path: path.stat().st_mtime_ns for path in files_in(folder)}
     given = {path.read_bytes(): path.relative_to(folder) for path in before}
     texts, place = [], Path.cwd()
@@ -211,7 +200,7 @@ def outputs_of(commands: str, root: Path, folder: Path) -> str:
                 confirm(Path(*words))
                 continue
             if script == "flags":
-                texts += [f"$ {command}", flags_of(words[0])]
+                texts += [f"$ {command}", flags_of(words)]
                 continue
             ended = typed(script if script.startswith("main_") else f"scripts/{script}", *words)
             texts += [f"$ {command}", f"exit code {ended.returncode}", ended.stdout, "--- stderr", ended.stderr]
@@ -219,7 +208,8 @@ def outputs_of(commands: str, root: Path, folder: Path) -> str:
             if before.get(path) != path.stat().st_mtime_ns and not path.name.startswith("."):
                 original = given.setdefault(path.read_bytes(), path.relative_to(folder))
                 is_copy = original != path.relative_to(folder) and original.parts[0] != "runs"
-                texts += [f"=== {path.relative_to(folder)}", f"a copy of {original}" if is_copy else describe(path)]
+                name = f"=== {path.relative_to(folder)}"
+                texts += [f"{name} is a copy of {original}"] if is_copy else [name, describe(path)]
     finally:
         os.chdir(place)
     return without_volatile("\n".join(texts), folder, VOLATILE | (OF_PROGRAMS if "main_" in commands else {}))
@@ -233,22 +223,35 @@ def parser_of(script: str) -> argparse.ArgumentParser:
     return parse.call_args.args[0]
 
 
-def flags_of(script: str) -> str:
-    """Return the flags of a script with everything that its parser knows of them.
+def flags_of(scripts: Sequence[str]) -> str:
+    """Return the flags of each script in their order, and then what the parsers know of them, equal facts once.
 
     The layout of -h depends on Python.
     """
-    parser = parser_of(script)
-    lines = [f"{parser.usage}; {parser.epilog}"]
-    for action in parser._actions:
-        facts = {name: getattr(action, name) for name in "nargs const default choices required metavar help".split()}
-        if action.type:
-            bounds = inspect.getclosurevars(action.type).nonlocals if inspect.isfunction(action.type) else {}
-            facts["type"] = (action.type.__name__, bounds)
-        known = " ".join(f"{name}={value!r}" for name, value in facts.items() if value not in (None, False))
-        lines.append(f"{' '.join(action.option_strings)} {known}")
+    lines, owners = [], {}  # owners: {facts: {flag: its scripts}}
+    for script in scripts:
+        parser = parser_of(script)
+        for action in parser._actions:
+            owners.setdefault(facts_of(action), {}).setdefault(name_of(action), []).append(script)
+        lines.append(f"{script}: {' '.join(map(name_of, parser._actions))}; {parser.usage}; {parser.epilog}")
+    for facts, flags in owners.items():
+        owned = (f"{flag} of {' '.join(names)}" for flag, names in flags.items())
+        lines.append(f"{', '.join(owned)}: {facts}")
     # A page is named by its path from the folder in which the script was imported first.
     return "\n".join(lines).replace(f"{HALFSTEP}/docs/", "docs/")
+
+
+def name_of(action: argparse.Action) -> str:
+    return ",".join(action.option_strings) or "(words)"
+
+
+def facts_of(action: argparse.Action) -> str:
+    """Return everything that argparse knows of a flag except for its name."""
+    facts = {name: getattr(action, name) for name in "nargs const default choices required metavar help".split()}
+    if action.type:
+        bounds = inspect.getclosurevars(action.type).nonlocals if inspect.isfunction(action.type) else {}
+        facts["type"] = (action.type.__name__, bounds)
+    return " ".join(f"{name}={value!r}" for name, value in facts.items() if value not in (None, False))
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -261,164 +264,6 @@ def without_volatile(text: str, folder: Path, volatile: dict[str, str]) -> str:
     for pattern, placeholder in volatile.items():
         text = re.sub(pattern, placeholder, text, flags=re.MULTILINE)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-
-
-def describe(path: Path) -> str:
-    """Return the content of a file as text. Pictures, weights and graphs become short descriptions."""
-    describer = DESCRIBERS.get(path.name) or DESCRIBERS.get(path.suffix)
-    return describer(path) if describer else f"{path.stat().st_size} bytes"
-
-
-def describe_text(path: Path) -> str:
-    """Return the text of a file. An embedded picture is described like its file."""
-
-    def picture(found: re.Match) -> str:
-        return f"{found[1]},{describe_picture(io.BytesIO(base64.b64decode(found[2])))}"
-
-    text = path.read_bytes().decode("utf-8").replace("\r", "<CR>").replace("\ufeff", "<BOM>")
-    return re.sub(r"(data:image/\w+;base64),([\w+/=]+)", picture, text).replace("><", ">\n<")
-
-
-def describe_settings(path: Path) -> str:
-    """Return the settings of a file that are not defaults."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return "\n".join(line for line in lines if not line.endswith("# default"))
-
-
-def describe_metrics(path: Path) -> str:
-    """Return the rows of metrics.csv, metrics.jsonl or steps.csv without times and speeds."""
-    is_table = path.suffix == ".csv"
-    rows = rows_of(path) if is_table else [json.loads(line) for line in path.read_text().splitlines()]
-    return "\n".join(str({name: value for name, value in row.items() if name not in NOT_REPEATABLE}) for row in rows)
-
-
-def describe_picture(file: Path | io.BytesIO) -> str:
-    """Return size and mode of a picture, and the mean colours of its parts in hexadecimal digits, a line per row."""
-    with Image.open(file) as picture:
-        lines = [f"{picture.format} {picture.mode}, width {picture.width}, height {picture.height}"]
-        lines += [
-            f"{name}: {text}"
-            for name, text in getattr(picture, "text", {}).items()
-            if not text.startswith("Matplotlib")
-        ]
-        pixels = np.asarray(picture.convert("RGB"), float)
-    for row in np.array_split(pixels, min(GRID, len(pixels))):
-        parts = np.array_split(row, min(GRID, row.shape[1]), axis=1)
-        lines.append(" ".join("#" + bytes(part.mean((0, 1)).round().astype(int).tolist()).hex() for part in parts))
-    return "\n".join(lines)
-
-
-def describe_arrays(arrays: dict) -> str:
-    """Return name, type, shape and three statistics of each array, which depend on the order of the elements."""
-    lines = []
-    for name, array in arrays.items():
-        line = f"{name} {array.dtype} {list(array.shape)}"
-        if array.dtype.kind in "fiub" and array.size:
-            values = array.astype(float).ravel()
-            weighted = (values * np.cos(np.arange(values.size))).sum()
-            line += f" mean {values.mean():.5f} size {np.abs(values).mean():.5f} order {weighted:.5f}"
-        elif array.size:
-            line += f" {array.ravel().tolist()}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def describe_npz(path: Path) -> str:
-    with np.load(path) as arrays:
-        return describe_arrays(dict(arrays))
-
-
-def describe_parquet(path: Path) -> str:
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(path)
-    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    columns = {name: np.array(table[name].to_pylist()) for name in table.column_names}
-    return f"{describe_arrays(columns)}\n{metadata}"
-
-
-def describe_safetensors(path: Path) -> str:
-    from safetensors import safe_open
-
-    with safe_open(path, "np") as file:
-        metadata = {name: _parsed(value) for name, value in sorted((file.metadata() or {}).items())}
-        arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
-    return f"{describe_arrays(arrays)}\n{json.dumps(metadata, indent=1, ensure_ascii=False)}"
-
-
-def _parsed(value: str) -> object:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def describe_checkpoint(path: Path) -> str:
-    """Return the plain values and the tensors of a checkpoint, each with its keys."""
-    import torch
-
-    lines, arrays = [], {}
-
-    def walk(key: str, value: object) -> None:
-        if isinstance(value, torch.Tensor):
-            arrays[key] = value.float().numpy()
-        elif isinstance(value, dict):
-            for name, inner in value.items():
-                walk(f"{key}/{name}", inner)
-        else:
-            lines.append(f"{key}: {re.sub(BASE64, 'BASE64', repr(value))}")
-
-    walk("", torch.load(path, weights_only=True))
-    return "\n".join([*lines, describe_arrays(arrays)])
-
-
-def describe_onnx(path: Path) -> str:
-    """Return inputs, outputs and metadata of a graph, and its outputs for a fixed input."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    facts = session.get_modelmeta().custom_metadata_map
-    lines = [f"{key}: {value}" for key, value in sorted(facts.items())]
-    ports = [("in", each) for each in session.get_inputs()] + [("out", each) for each in session.get_outputs()]
-    lines += [f"{way} {each.name} {each.type} {each.shape}" for way, each in ports]
-    inputs = {}
-    for each, free in zip(session.get_inputs(), ([2, 3, 16, 16], []), strict=False):
-        sides = [
-            size if isinstance(size, int) else (free + [19, 27, 3])[place] for place, size in enumerate(each.shape)
-        ]
-        values = np.arange(math.prod(sides)).reshape(sides) % 251
-        inputs[each.name] = values.astype(np.uint8) if "uint8" in each.type else (values / 251).astype(np.float32)
-    results = dict(zip([each.name for each in session.get_outputs()], session.run(None, inputs), strict=True))
-    return "\n".join(
-        [*lines, describe_arrays(results), *(str(np.round(each, 4).tolist()) for each in results.values())]
-    )
-
-
-def describe_tar(path: Path) -> str:
-    """Return the members of a tar file. Their pixels are described by their checksum."""
-    with tarfile.open(path) as tar:
-        contents = {member.name: tar.extractfile(member).read() for member in tar}
-    shown = (content.decode() if len(content) < 9 else f"{zlib.crc32(content):08x}" for content in contents.values())
-    return "\n".join(f"{name} {text}" for name, text in zip(contents, shown, strict=True))
-
-
-TEXTS = ".txt .csv .json .jsonl .yaml .html .md .js .css".split()
-DESCRIBERS: dict[str, Callable[[Path], str]] = {
-    **dict.fromkeys(TEXTS, describe_text),
-    **dict.fromkeys([".png", ".jpg"], describe_picture),
-    **dict.fromkeys(["metrics.csv", "metrics.jsonl", "steps.csv"], describe_metrics),
-    "config.yaml": describe_settings,
-    "log.txt": lambda path: "not compared: the terminal has the same lines",
-    "report.html": lambda path: "not compared: other rows write the page of a stored run, without new times",
-    ".bin": describe_safetensors,
-    ".pt2": lambda path: "a graph",
-    ".npz": describe_npz,
-    ".parquet": describe_parquet,
-    ".safetensors": describe_safetensors,
-    ".pth": describe_checkpoint,
-    ".onnx": describe_onnx,
-    ".tar": describe_tar,
-}
 
 
 def difference(expected: str, found: str, row: str = "") -> str:

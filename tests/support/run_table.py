@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.support.configs import ema
 from tests.support.image_sets import write_tar
 from tests.support.parquet_files import write_parquet
 
@@ -24,7 +25,7 @@ REPORT: false
 CALIBRATE: false
 REPORT_FREQ: 1
 """
-EMA = "TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
+EMA = " ".join(ema(0.9))
 # Half-precision updates that round differently stay close to each other with SGD; Adam divides by tiny gradients.
 SGD = "TRAIN.OPTIMIZER.NAME=SGD TRAIN.BASE_LR=0.1"
 BFLOAT16, FLOAT16 = f"AMP=true PRECISION.DTYPE=bfloat16 {SGD}", f"AMP=true PRECISION.DTYPE=float16 {SGD}"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.forks import DEADLINE, ROOT, start_fork
 from tests.support.refusals import assert_names
@@ -112,9 +113,44 @@ def run_fresh(script: str, *arguments: str, cwd: Path = ROOT, environment: dict[
     return Ended([done.returncode], done.stdout, done.stderr)
 
 
-def ending(said: str) -> str:
-    """Return the log line that says how a run ended. The suggested next commands may follow it."""
-    return re.split(r"\n(?:.{20})?next:\n", said)[0].splitlines()[-1]
+class LastSentence(NamedTuple):
+    """The last sentence of a run: how the run ended, its best score, and on which images this was measured."""
+
+    end: str  # how it ended, such as "done"
+    failure: str  # why the last checkpoint could not be saved, or ""
+    score: str  # title and value, such as "top-1 50.00%"; "" if nothing was measured
+    is_highest: bool  # whether no other epoch has a better score
+    epoch: int  # of the best weights, from 1; 0: the score is of the initial weights
+    weights: str  # raw weights or EMA; "" if the run has only one kind
+    facts: list[str]  # further facts about the score, such as its interval and the score before training
+    rest: str  # the images, the duration and the folder, or why nothing was measured
+
+    @property
+    def value(self) -> float:
+        return float(self.score.rpartition(" ")[2].rstrip("%"))
+
+    @property
+    def before(self) -> str:
+        """Return the score of the initial weights as text, or "" if it is not named."""
+        return next((fact.removesuffix(BEFORE) for fact in self.facts if fact.endswith(BEFORE)), "")
+
+
+BEFORE = " before training"
+LAST_SENTENCE = re.compile(
+    r"(?P<end>.*?)(, not saved \((?P<failure>.*?)\))?; (no best\.pth yet|nothing was measured|"
+    r"(?P<highest>best )?validation (?P<score>\S[^(]* [-\d.]+%?) "
+    r"\((before training|epoch (?P<epoch>\d+)(, (?P<weights>EMA|raw weights))?)(; (?P<facts>[^)]*))?\))(?P<rest>.*)"
+)
+
+
+def last_sentence(said: str) -> LastSentence:
+    """Parse the last sentence in the output of a run. A warning and the suggested next commands may follow it."""
+    parts = next(filter(None, map(LAST_SENTENCE.fullmatch, reversed(said.splitlines()))), None)
+    assert parts, said
+    words = {name: parts[name] or "" for name in ("end", "failure", "score")}
+    facts = parts["facts"].split("; ") if parts["facts"] else []
+    best = {"is_highest": bool(parts["highest"]), "epoch": int(parts["epoch"] or 0), "weights": parts["weights"] or ""}
+    return LastSentence(**words, **best, facts=facts, rest=parts["rest"])
 
 
 def run_folder(output: Path) -> Path:

@@ -10,7 +10,7 @@ import torch
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import find_before
 from engine.checkpoint.format import save_checkpoint, write_bad_batches
-from tests.support.configs import CPU, small_config
+from tests.support.configs import CPU, ema, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder, status_of
@@ -19,7 +19,7 @@ from tests.support.trainers import make_trainer, train, update
 pytestmark = pytest.mark.slow
 
 STREAKS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=5", "REPORT_FREQ=1"]
-RANDOM = ["MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.MIXUP_ALPHA=0.8"]
+RANDOM = ["MODEL.DROPOUT=0.1", *ema(0.9), "TRAIN.MIXUP_ALPHA=0.8"]
 
 
 @pytest.fixture

@@ -24,8 +24,9 @@ from models import build_model
 from models.heads import output_layers
 from models.weights.load import load_pretrained
 from tests.support.configs import CONVOLUTIONS, small_config
+from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, epochs_of, run, run_folder, status_of, typed
+from tests.support.runs import Ended, epochs_of, last_sentence, run, run_folder, status_of, typed
 from tests.support.several_labels import write_digits
 
 pytestmark = pytest.mark.slow
@@ -82,8 +83,9 @@ def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tm
     assert f"before training: top-1 {before['eval_top1']:.2f}%" in ended.stdout
     assert ", by a linear classifier of the pretrained features" in ended.stdout
     assert before["epoch"] == -1 and before["eval_top1"] > 85
-    (last_line,) = (line for line in ended.stdout.splitlines() if line.startswith("done; "))
-    assert f"; {before['eval_top1']:.2f}% before training), over 10 classes, held out by position" in last_line
+    sentence = last_sentence(ended.stdout)
+    assert sentence.before == f"{before['eval_top1']:.2f}%"
+    assert_names(sentence.rest, "10 classes", "held out by position")
     steps = (folder / "steps.csv").read_text().splitlines()
     column = steps[0].split(",").index("loss")
     assert float(steps[1].split(",")[column]) == pytest.approx(math.log(10), abs=1e-4)
@@ -134,8 +136,8 @@ def test_run_stopped_before_its_first_update_keeps_the_scores_of_its_start(digit
     )
     assert epochs_of(folders[1])[0]["epoch"] == -1
     if moment != "scored start":
-        (last_line,) = (line for line in ended.stdout.splitlines() if line.startswith("done; "))
-        assert before in last_line
+        sentence = last_sentence(ended.stdout)
+        assert before in (sentence.before or sentence.score)
 
 
 def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tmp_path):
@@ -144,7 +146,7 @@ def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tm
     folder = run_folder(tmp_path)
     before, *epochs = epochs_of(folder)
     assert before["eval_top1"] > max(each["eval_top1"] for each in epochs)
-    assert f"best validation top-1 {before['eval_top1']:.2f}% (before training;" in ended.stdout
+    assert_start_is_best(ended.stdout, before)
     assert ended.printed.count("no epoch was better than the start") == 1, "only the first process says it"
     status, results = status_of(folder), json.loads((folder / "results.json").read_text())
     assert status["best_epoch"] == results["epoch"] == 0
@@ -155,7 +157,14 @@ def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tm
     top1 = float(re.search(r"top-1 ([\d.]+)%", again.stdout)[1])
     assert top1 == pytest.approx(before["eval_top1"], abs=1e-3)
     longer = run("main_single_gpu.py", "-resume", str(folder), "-epochs", "3").done()
-    assert "(before training;" in longer.stdout and epochs_of(folder)[0] == before
+    assert_start_is_best(longer.stdout, before)
+    assert epochs_of(folder)[0] == before
+
+
+def assert_start_is_best(said: str, before: dict) -> None:
+    sentence = last_sentence(said)
+    assert sentence.score == f"top-1 {before['eval_top1']:.2f}%"
+    assert (sentence.is_highest, sentence.epoch, sentence.before) == (True, 0, "")
 
 
 def test_signal_ends_the_pass_after_the_batch_in_progress():

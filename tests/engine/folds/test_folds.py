@@ -9,7 +9,7 @@ import torch
 from tests.support import number_rows, several_labels
 from tests.support.image_sets import png, write_tar
 from tests.support.parquet_files import write_parquet
-from tests.support.runs import ending, epochs_of, rows, rows_of, run, status_of, typed
+from tests.support.runs import epochs_of, last_sentence, rows, rows_of, run, status_of, typed
 from utils.errors import AFTER_SIGNAL
 from utils.text import csv_text
 
@@ -139,7 +139,7 @@ def test_two_processes_predict_as_one(train):
 
 def test_groups_stay_in_one_fold(train):
     ended, folder = train(write_groups, f"DATA.FOLDS={FOLDS}")
-    assert f"{COUNT} images in 9 groups" in ending(ended.stdout)
+    assert f"{COUNT} images in 9 groups" in last_sentence(ended.stdout).facts[0]
     folds = {}
     for row in rows_of(folder / "split.csv"):
         folds.setdefault(int(row["image"].removesuffix(".png")) // 7, set()).add(row["fold"])
@@ -161,8 +161,9 @@ def test_run_stopped_in_a_further_run_continues_with_the_same_bits(train):
 def test_accuracy_of_folds_counts_all_images(train):
     ended, folder = train(write_folders, f"DATA.FOLDS={FOLDS}")
     right = sum(row["label"] == row["prediction"] for row in rows_of(folder / "predictions.csv"))
-    assert f"top-1 {100 * right / COUNT:.2f}%" in ending(ended.stdout)
-    assert f"{COUNT} images), by {FOLDS} further runs that had not learned these images" in ending(ended.stdout)
+    sentence = last_sentence(ended.stdout)
+    assert sentence.score == f"top-1 {100 * right / COUNT:.2f}%" and f"{COUNT} images" in sentence.facts[0]
+    assert f"{FOLDS} further runs" in sentence.rest
     assert status_of(folder)["best"]["top1"] == pytest.approx(100 * right / COUNT)
     assert [row.get("eval_top1") is not None for row in epochs_of(folder)] == [False, True]
 
@@ -198,7 +199,8 @@ def test_corrected_labels_of_a_run_by_folds_are_one_list(train, tmp_path):
 
 def test_run_on_all_images_says_that_nothing_was_measured(train):
     ended, folder = train(write_folders, "DATA.VAL_FRACTION=0", "REPORT=true", "CALIBRATE=true")
-    assert "nothing was measured, because DATA.VAL_FRACTION is 0" in ending(ended.stdout)
+    sentence = last_sentence(ended.stdout)
+    assert sentence.score == "" and "DATA.VAL_FRACTION is 0" in sentence.rest
     assert "Nothing was measured" in (folder / "report.html").read_text()
     assert status_of(folder)["about"]["validation_images"] == 0 and status_of(folder)["best"]["top1"] is None
     assert not (folder / "predictions.csv").exists() and "calibration" not in weights_of(folder, "progress")

@@ -8,7 +8,7 @@ from engine.checkpoint.format import checkpoint_bytes
 from models import build_model
 from models.weights.sharded import Shards, span
 from tests.support.cases import cases_of, names_of
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import SMALL, ema, small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.runs import launch
@@ -17,7 +17,7 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 # Includes state between updates, and updates whose second micro-batch is smaller.
-COMMON = "TRAIN.MODEL_EMA=true,TRAIN.MODEL_EMA_DECAY=0.5,TRAIN.WARMUP_EPOCHS=0,TRAIN.ACCUM_ITER=2,MODEL.EMBED_DIM=18"
+COMMON = ",".join([*ema(0.5), "TRAIN.WARMUP_EPOCHS=0", "TRAIN.ACCUM_ITER=2", "MODEL.EMBED_DIM=18"])
 FSDP = "DIST.STRATEGY=fsdp2"
 BF16, FP16 = "AMP=true,PRECISION.DTYPE=bfloat16", "AMP=true,PRECISION.DTYPE=float16,PRECISION.INIT_LOSS_SCALING=128"
 # Updates whose rounding does not depend on a weight's place in memory: the rate is a power of two, nothing is scaled.

@@ -12,14 +12,13 @@ from datasets import build_eval_data, build_train_data
 from engine.parallel.sharding import Sharded
 from engine.predict.classifier import load_classifier
 from models.weights.files import find_and_read
-from tests.support.configs import CPU, small_config
+from tests.support.configs import CPU, ema, small_config
 from tests.support.opened import open_sets
 from tests.support.properties import examples
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
 from utils.distributed import Process
 
-SETTINGS = """TRAIN.OPTIMIZER.NAME=SGD TRAIN.BASE_LR=0.05 TRAIN.WARMUP_EPOCHS=0 TRAIN.MODEL_EMA=true
-TRAIN.MODEL_EMA_DECAY=0.8""".split()
+SETTINGS = ["TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=0.05", "TRAIN.WARMUP_EPOCHS=0", *ema(0.8)]
 STRATEGIES = {"ddp": [], "fsdp2": ["DIST.STRATEGY=fsdp2"]}
 
 

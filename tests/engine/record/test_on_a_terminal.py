@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT
-from tests.support.runs import epochs_of, run
+from tests.support.runs import epochs_of, last_sentence, run
 from tests.support.terminal import Screen, open_terminal, read_all, run_on_terminal
 from utils.log import Log
 
@@ -52,7 +52,7 @@ def test_terminal_shows_a_table_with_one_row_per_epoch(seen):
         assert row["best"] == ("*" if is_best else "") + f"{best:.2f}%"
         assert float(row["images/s"].replace(",", "")) == pytest.approx(epoch["images_per_s"], abs=0.6)
         assert re.fullmatch(r"\d+:\d\d", row["left"])
-    assert lines[head - 1] == f"writing to {folder}" and lines[head + 3].startswith("done; ")
+    assert lines[head - 1] == f"writing to {folder}" and last_sentence(lines[head + 3]).end == "done"
 
 
 def test_bar_counts_the_images_of_each_epoch_on_one_row(seen):

@@ -15,7 +15,7 @@ from tests.support.configs import SMALL
 from tests.support.graphs import share_graph
 from tests.support.number_rows import write_digits
 from tests.support.pages import block_of
-from tests.support.runs import ROOT, epochs_of, rows_of, run_folder, status_of, typed
+from tests.support.runs import ROOT, epochs_of, last_sentence, rows_of, run_folder, status_of, typed
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,8 @@ def test_figures_of_a_run_are_those_of_its_predictions(trained):
     assert best["mae"] == results["value"] == pytest.approx(errors.mean(), rel=1e-4)
     found = [row["eval_mae_ema" if results["weights"] == "ema" else "eval_mae"] for row in epochs_of(trained)]
     assert min(found) == found[results["epoch"] - 1] == pytest.approx(errors.mean(), rel=1e-3)
-    assert "best validation MAE" in (trained / "log.txt").read_text()
+    sentence = last_sentence((trained / "log.txt").read_text())
+    assert sentence.is_highest and sentence.score.startswith("MAE ")
     assert all(row["train_top1"] is None and row["eval_top1"] is None for row in epochs_of(trained))
 
 

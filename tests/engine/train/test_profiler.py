@@ -9,7 +9,7 @@ from engine.train.profiler import Profiler
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import ending, run, run_folder
+from tests.support.runs import last_sentence, run, run_folder
 from tests.support.trainers import make_trainer, update
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def trace(folder) -> list[dict]:
 def test_profile_writes_trace_without_changing_the_run(start):
     folder, said = start("o", "PROFILE=3", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
     assert_names(said, folder / "trace.json.gz")
-    assert said.index("profile:") < said.index("Step[0020/") and ending(said).startswith("done;")
+    assert said.index("profile:") < said.index("Step[0020/") and last_sentence(said).end == "done"
     events = trace(folder)
     names = [event["name"] for event in events]
     # After its two micro-batches, each update requests a third.

@@ -11,7 +11,7 @@ from engine.parallel import Parallel
 from engine.precision import Clipping
 from engine.train.counters import Counters
 from engine.train.ema import Ema, decay_at
-from tests.support.configs import CPU, replaced, small_config
+from tests.support.configs import CPU, ema, replaced, small_config
 from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_non_finite_update_changes_no_training_state(tmp_path):
-    ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.MODEL_EMA_WARMUP=false"]
-    trainer = make_trainer(small_config(tmp_path, *ema))
+    trainer = make_trainer(small_config(tmp_path, *ema(0.5, warm_up="false")))
     update(trainer)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     mean_before = {k: v.clone() for k, v in trainer.ema.model.state_dict().items()}
@@ -88,8 +87,8 @@ def test_saved_counters_with_invalid_numbers_are_refused():
 
 @pytest.mark.parametrize("warm_up, decays", [("false", [0, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])
 def test_ema_update_matches_its_decay_formula(tmp_path, warm_up, decays):
-    ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.15", f"TRAIN.MODEL_EMA_WARMUP={warm_up}"]
-    trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))
+    words = [*ema(0.15, warm_up), "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"]
+    trainer = make_trainer(small_config(tmp_path, *words))
     name = "blocks.0.mlp.fc1.weight"
     for decay in decays:
         before = trainer.ema.model.state_dict()[name].clone()
@@ -99,19 +98,19 @@ def test_ema_update_matches_its_decay_formula(tmp_path, warm_up, decays):
         torch.testing.assert_close(trainer.ema.model.state_dict()[name], decay * before + (1 - decay) * weights)
 
 
-@pytest.mark.parametrize("warm_up", [False, "timm"])
-def test_ema_decays_and_weights_equal_those_of_timms_ema(warm_up):
-    settings, model = Train(MODEL_EMA_DECAY=0.99, MODEL_EMA_WARMUP=warm_up), torch.nn.Linear(3, 3)
+@pytest.mark.parametrize("warm_up", ["false", "timm"])
+def test_ema_decays_and_weights_equal_those_of_timms_ema(tmp_path, warm_up):
+    settings, model = small_config(tmp_path, *ema(0.99, warm_up)).TRAIN, torch.nn.Linear(3, 3)
     parallel = Parallel(Process(CPU))
-    ema, theirs = Ema(model, settings, parallel), ModelEmaV3(model, decay=0.99, use_warmup=bool(warm_up))
-    ema.follow(model, parallel)
+    own, theirs = Ema(model, settings, parallel), ModelEmaV3(model, decay=0.99, use_warmup=warm_up == "timm")
+    own.follow(model, parallel)
     for step in range(1_100):  # timm's train.py counts updates from 1
         assert decay_at(step, settings) == pytest.approx(theirs.get_decay(step + 1), abs=1e-15), step
     for step in range(10):
         torch.nn.init.normal_(model.weight)
-        ema.update(step, torch.zeros(()))
+        own.update(step, torch.zeros(()))
         theirs.update(model, step=step + 1)
-        torch.testing.assert_close(ema.model.state_dict(), theirs.module.state_dict())
+        torch.testing.assert_close(own.model.state_dict(), theirs.module.state_dict())
 
 
 def test_ema_copies_batch_norm_batch_count():

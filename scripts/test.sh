@@ -4,22 +4,21 @@
 #
 #   bash scripts/test.sh            everything
 #   bash scripts/test.sh -quick     after every edit: 1.5 to 4 minutes on 2 cores; without tests marked slow
-#   bash scripts/test.sh -long      everything, with 20 times as many drawn examples for each property, from a new seed;
-#                                   with LONG_PROPERTIES=SEED before it, from this seed
+#   bash scripts/test.sh -release   before a release: tests/release, and 20 times as many drawn examples for each property,
+#                                   from a new seed; with EXAMPLES_SEED=SEED before it, from this seed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 enter_environment requirements.txt requirements-dev.txt
 
-is_quick=false options=()
+is_quick=false is_release=false options=()
 if [[ "${1:-}" =~ ^--?quick$ ]]; then
     is_quick=true
     shift
     options=(-m "not slow") # slow tests start programs, compile, or take long for other reasons
-elif [[ "${1:-}" =~ ^--?long$ ]]; then
+elif [[ "${1:-}" =~ ^--?release$ ]]; then
+    is_release=true
     shift
-    export LONG_PROPERTIES="${LONG_PROPERTIES:-$((RANDOM * 32768 + RANDOM))}" # read by tests/support/properties.py
-    echo "the examples of properties are drawn from the seed $LONG_PROPERTIES"
 fi
 python -m ruff check .
 python -m ruff format --check .
@@ -27,9 +26,17 @@ python -m ruff format --check .
 export OMP_NUM_THREADS=1
 # Many processes import the same modules: let Python store their byte code, even if PYTHONDONTWRITEBYTECODE is set.
 unset PYTHONDONTWRITEBYTECODE
-# -rs lists skipped tests with reasons. loadfile: the tests of a file share a worker and its fixtures. There is one more
-# worker than cores, because some tests only wait for processes.
-python -m pytest -rs -n $(($(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile ${options[@]+"${options[@]}"} "$@"
+# loadfile: the tests of a file share a worker and its fixtures. There is one more worker than cores, because some tests
+# only wait for processes.
+parallel=(-n $(($(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile)
+# -rs lists skipped tests, and says what they need.
+if $is_release; then
+    export EXAMPLES_SEED="${EXAMPLES_SEED:-$((RANDOM * 32768 + RANDOM))}" # read by tests/support/properties.py
+    echo "the examples of properties are drawn from the seed $EXAMPLES_SEED"
+    python -m pytest -rs "${parallel[@]}" -m hypothesis "$@" # Hypothesis marks the tests of properties
+    exec python -m pytest -rs tests/release "$@"             # one after another, because many use all cores
+fi
+python -m pytest -rs "${parallel[@]}" ${options[@]+"${options[@]}"} "$@"
 if $is_quick; then
     echo "-quick left out the slow tests and the killed runs of tests/kill/kill_runs.py"
 elif [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then

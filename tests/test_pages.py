@@ -57,7 +57,7 @@ from utils.program import STOPPING
 RUN = "output/train-20260102-03-04-05"
 MAIN = ("main_single_gpu.py", "main_multi_gpu.py", "scripts/train.py")
 # Flags of programs without a parser, and of other programs
-OTHERS = "-quick -long -np -vb".split()
+OTHERS = "-quick -release -np -vb".split()
 SHIPPED = {name for path in shipped_files() for name in (path.stem, path.name, str(path.relative_to(ROOT)))}
 
 

@@ -41,15 +41,13 @@ Path("drawn.json").write_text(json.dumps(drawn))
 
 
 def test_examples_follow_from_the_seed_that_a_failure_names(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "LONG_PROPERTIES": "7"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "EXAMPLES_SEED": "7"}
     command = [sys.executable, "-c", PROGRAM]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     of_environment, seven, eight, usual, again = json.loads((tmp_path / "drawn.json").read_text())
     assert of_environment == seven != eight and len(seven) == len(eight) == 20 * 5
     assert usual == again and len(usual) == 5
-    named = [
-        f"LONG_PROPERTIES={seed} bash scripts/test.sh -long test_{number}.py" for number, seed in enumerate([7, 7, 8])
-    ]
+    named = [f"EXAMPLES_SEED={seed} bash scripts/test.sh test_{number}.py" for number, seed in enumerate([7, 7, 8])]
     assert all(f"{command}::test_wrong_property" in ended.stdout for command in named), ended.stdout
-    assert ended.stdout.count("LONG_PROPERTIES") == len(named)
+    assert ended.stdout.count("EXAMPLES_SEED") == len(named)

@@ -1,26 +1,19 @@
-"""Builds the wheel, installs it into an empty environment, and runs `halfstep` from a folder with the user's modules.
+"""The wheel has the right files and metadata, and runs from a folder with modules of its user.
 
-Nothing is downloaded: the packages that halfstep needs are those of the environment that runs the tests.
+tests/release/test_wheel.py installs the wheel with pip, and runs all of its commands.
 """
 
-import os
 import re
-import shlex
-import shutil
-import signal
-import subprocess
-import sys
-import sysconfig
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from tests.support.forks import DEADLINE, ROOT
-from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, run_folder, status_of, wait_until
+from tests.support.forks import ROOT
+from tests.support.runs import run, run_folder, status_of
+from tests.support.wheels import OPTIONS, SMALL, build_wheel, copy_tree, make_users_folder, printed_commands
+from utils import VERSION
 
 pytestmark = pytest.mark.slow
 
@@ -28,141 +21,53 @@ MOST_BYTES = 14 * 10**6  # of the wheel
 NEVER_INSTALLED = ("tests", "deploy", "output", ".venv", "scripts/benchmarks", "scripts/maintenance", "scripts/test.sh")
 NAMED = re.compile(r"(?:docs|configs|weights)/[\w/-]+\.(?:md|yaml|safetensors)|(?:README|RELIABILITY|BENCHMARKS)\.md")
 PLACEHOLDER = "configs/x.yaml"  # of a comment
-USERS_MODULE = 'raise ImportError("halfstep must not import the modules of its user")\n'
-SMALL = "-cfg vit_digits -dataset imagefolder -data_path photos -epochs 2 -batch_size 4".split()
-OPTIONS = "MODEL.DEPTH=1 DATA.NUM_WORKERS=0 TRAIN.WARMUP_EPOCHS=0 SAVE_STEPS=2 REPORT_FREQ=1 TRACK=[]".split()
-QUICK = [*OPTIONS, "REPORT=false"]
-# {command: its words, words that it prints}
-COMMANDS = {
-    "check": (["check", *SMALL, "-opts", *OPTIONS], ["vit_digits", "updates"]),
-    "evaluate": (["evaluate", "latest", "-data_path", "photos"], ["Acc@1", "halfstep predict"]),
-    "sweep": (
-        ["sweep", *SMALL, "-epochs", "1", "-seeds", "0,1", "-output", "sweep", "-opts", *QUICK],
-        ["halfstep compare sweep"],
-    ),
-    "compare": (["compare", "sweep"], ["top-1"]),  # after the sweep
-}
-PROCESSES = {
-    "own launcher": ["halfstep", "train", *SMALL, "-ngpus", "2"],
-    "torchrun": [*"torchrun --standalone --nproc_per_node 2 --no-python halfstep train".split(), *SMALL],
-}
-
-
-class Installed:
-    """An environment with halfstep, and a folder from which it is started."""
-
-    def __init__(self, environment: Path, folder: Path):
-        self.folder = folder
-        self.package = next(environment.glob("lib/python*/site-packages/halfstep"))
-        path = os.pathsep.join([str(environment / "bin"), sysconfig.get_path("scripts"), os.environ["PATH"]])
-        self.variables = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-
-    def start(self, *words: str, **options) -> subprocess.Popen:
-        return subprocess.Popen(words, cwd=self.folder, env=self.variables, text=True, **options)
-
-    def run(self, *words: str) -> Ended:
-        process = self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = process.communicate(timeout=DEADLINE)
-        return Ended([process.returncode], out, err)
-
-
-def users_folder(parent: Path) -> Path:
-    """Make a folder with two classes of photos, and with modules whose names are also names of halfstep's modules."""
-    for label, shade in (("dark", 0), ("light", 128)):
-        (parent / "photos" / label).mkdir(parents=True)
-        for number in range(20):
-            pixels = np.random.default_rng(number).integers(shade, shade + 128, size=(16, 16), dtype=np.uint8)
-            Image.fromarray(pixels).save(parent / "photos" / label / f"{number}.png")
-    for name in ("utils.py", "datasets/__init__.py", "configs/__init__.py"):
-        (parent / name).parent.mkdir(exist_ok=True)
-        (parent / name).write_text(USERS_MODULE)
-    return parent
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Build the wheel from a copy of the tree that has a run and an environment in it, as users' clones have."""
-    tree, dist = tmp_path_factory.mktemp("tree") / "halfstep", tmp_path_factory.mktemp("dist")
-    ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "output", "data")
-    shutil.copytree(ROOT, tree, ignore=lambda folder, names: ignored(folder, names) if Path(folder) == ROOT else set())
-    for name in ("output/train-1/last.pth", ".venv/lib/module.py", "weights/mine.pth", "engine/__pycache__/x.pyc"):
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_bytes(b"not part of the wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "-w", str(dist), str(tree)], check=True)
-    return run_folder(dist)
+    tree = copy_tree(tmp_path_factory.mktemp("tree") / "halfstep")
+    return build_wheel(tree, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory) -> Installed:
-    environment = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    (packages,) = environment.glob("lib/python*/site-packages")
-    (packages / "packages.pth").write_text(sysconfig.get_path("purelib"))
-    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True)
-    return Installed(environment, users_folder(tmp_path_factory.mktemp("elsewhere")))
-
-
-@pytest.fixture(scope="module")
-def trained(installed) -> Ended:
-    return installed.run("halfstep", "train", *SMALL, "-opts", *OPTIONS).done()
-
-
-@pytest.fixture(scope="module")
-def hash_of_trained(installed, trained) -> str:
-    return run_hash(run_folder(installed.folder / "output"))
-
-
-def test_wheel_is_small_and_holds_the_files_that_messages_name(wheel):
-    assert wheel.stat().st_size <= MOST_BYTES
+def package(wheel, tmp_path_factory) -> Path:
+    """Unpack the wheel, and return the folder of its package."""
+    folder = tmp_path_factory.mktemp("packages")
     with zipfile.ZipFile(wheel) as archive:
-        names = {name.removeprefix("halfstep/"): name for name in archive.namelist()}
-        texts = {name: archive.read(names[name]).decode() for name in names if name.endswith(".py")}
+        archive.extractall(folder)
+    return folder / "halfstep"
+
+
+def test_wheel_is_small_and_holds_the_files_that_messages_name(wheel, package):
+    assert wheel.stat().st_size <= MOST_BYTES
+    files = [path for path in package.rglob("*") if path.is_file()]
+    names = {str(path.relative_to(package)) for path in files}
+    texts = [path.read_text(encoding="utf-8") for path in files if path.suffix == ".py"]
     assert not [name for name in names if name.startswith(NEVER_INSTALLED) or name.endswith((".pyc", ".pth", ".sh"))]
-    named = {each for text in texts.values() for each in NAMED.findall(text)} - {PLACEHOLDER}
+    named = {each for text in texts for each in NAMED.findall(text)} - {PLACEHOLDER}
     shipped = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("configs/**/*.yaml")]}
-    assert len(named) > 10 and named <= names.keys(), named - names.keys()
-    assert shipped | {"weights/tf_efficientnet_lite0.safetensors", "__main__.py"} <= names.keys()
+    assert len(named) > 10 and named <= names, named - names
+    assert shipped | {"weights/tf_efficientnet_lite0.safetensors", "__main__.py"} <= names
 
 
-def test_train_prints_commands_that_run(
-    installed, trained, hash_of_trained
-):  # the hash of the run before "train longer"
-    commands = dict(re.findall(r"^  (predict|export|train longer) +(.+)$", trained.stdout, re.M))
-    assert len(commands) == 3 and "comes with halfstep" in trained.stdout, trained.stdout
-    for text in commands.values():
-        words = shlex.split(text)
-        assert words[0] == "halfstep"
-        installed.run(*words).done()
+def test_wheel_names_its_program_version_and_requirements(package):
+    (about,) = package.parent.glob("*.dist-info")
+    assert (about / "entry_points.txt").read_text().split("\n")[:2] == [
+        "[console_scripts]",
+        "halfstep = halfstep.__main__:main",
+    ]
+    metadata = message_from_string((about / "METADATA").read_text())
+    assert (metadata["Name"], metadata["Version"], metadata["Requires-Python"]) == ("halfstep", VERSION, ">=3.11")
+    required = {text.replace(" ", "") for text in metadata.get_all("Requires-Dist")}
+    assert {"torch>=2.11", "timm>=1.0.20", "pyyaml"} <= required
+    assert {"onnxruntime;extra=='onnx'", "pillow-heif;extra=='heic'"} <= {text.replace('"', "'") for text in required}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_command_runs_from_another_folder(installed, trained, name):
-    words, printed = COMMANDS[name]
-    ended = installed.run("halfstep", *words).done()
-    assert not [each for each in printed if each not in ended.stdout], ended.printed
-    assert ".py" not in ended.printed
-
-
-@pytest.mark.parametrize("launcher", PROCESSES)
-def test_two_processes_train_under_each_launcher(installed, launcher):
-    ended = installed.run(*PROCESSES[launcher], "-output", launcher, "-epochs", "1", "-opts", *QUICK).done()
-    assert status_of(run_folder(installed.folder / launcher))["state"] == "done"
-    assert "2 processes" in ended.stdout
-
-
-def test_run_killed_and_resumed_equals_the_uninterrupted_run(installed, hash_of_trained, tmp_path):
-    here = Installed(installed.package.parents[3], tmp_path)
-    users_folder(tmp_path)
-    # Nobody reads the small pipe, so the run waits at one of its lines, however fast the machine is.
-    process = here.start("halfstep", "train", *SMALL, "-opts", *OPTIONS, pipesize=4096, stdout=subprocess.PIPE)
-    wait_until(lambda: [*tmp_path.glob("output/*/last.pth")] or process.poll() is not None)
-    folder = run_folder(tmp_path / "output")
-    assert status_of(folder)["pid"] == process.pid
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    ended = here.run("halfstep", "resume").done()
-    assert "resum" in ended.stdout and run_folder(tmp_path / "output") == folder
-    assert run_hash(folder) == hash_of_trained
+def test_unpacked_wheel_trains_beside_modules_of_its_user_and_prints_its_commands(package, tmp_path):
+    make_users_folder(tmp_path)
+    words = [str(package / "scripts/train.py"), *SMALL, "-opts", *OPTIONS]
+    ended = run(*words, cwd=tmp_path, faults={"forget_our_modules": []}).done()
+    assert status_of(run_folder(tmp_path / "output"))["state"] == "done"
+    assert "comes with halfstep" in ended.stdout
+    commands = printed_commands(ended.stdout)
+    assert len(commands) == 3 and all(text.startswith("halfstep ") for text in commands.values()), ended.stdout

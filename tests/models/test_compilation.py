@@ -22,11 +22,12 @@ from models import build_model
 from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
 from models.transforms import choose_transforms
 from models.transforms.blocks import SharedDropPath
+from tests.support.compiled import MODES, assert_compiled_losses_match
 from tests.support.configs import CPU, small_config
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, run
-from tests.support.trainers import Reports, make_trainer, train
+from tests.support.trainers import make_trainer, train
 from utils.distributed import Process
 from utils.errors import ConfigError
 
@@ -69,29 +70,10 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
     return np.diff([0, *found]).tolist()
 
 
-LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
-MODES = {  # each scope and each option that changes the forward is in one of these cases
-    "float32, checkpointed blocks": "COMPILE=blocks TRAIN.GRAD_CHECKPOINTING=true",
-    "float16 with lists, residual in "
-    "half": f"AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=true {LISTS}",
-    "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE=true",
-}
-
-
 @pytest.mark.parametrize("case", MODES)
 def test_compiled_epoch_matches_eager_losses(tmp_path, monkeypatch, case):
     compile_with(monkeypatch, "aot_eager")
-    # With this rate, weights that are never updated change the losses by 1.6% or more in each case.
-    recipe = ["DATA.BATCH_SIZE=359", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=3e-2", "REPORT_FREQ=1"]
-    options = [*MODES[case].split(), *recipe]
-    losses = {}
-    for compiled in (True, False):
-        reports = Reports()
-        trainer = make_trainer(small_config(tmp_path, *options, *["COMPILE=false"][compiled:]), callbacks=[reports])
-        train(trainer)
-        losses[compiled] = [report.loss for report in reports.seen]
-    assert len(losses[True]) == trainer.data.steps_per_epoch
-    assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 1e-3)
+    assert_compiled_losses_match(tmp_path, case)
 
 
 def test_drop_path_with_tensor_rate_keeps_the_mean(tmp_path):

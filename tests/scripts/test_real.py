@@ -1,9 +1,8 @@
-"""The shipped weights on real photos: predictions as timm's, a fine-tuning run, and the benchmark of accuracy.
+"""The shipped weights on real photos give timm's predictions, and the benchmark of accuracy has its figures.
 
-The stamps come from a package. A test is skipped if the package or its client is not available.
+tests/release/test_real.py trains on real photos.
 """
 
-import hashlib
 import json
 
 import pytest
@@ -17,29 +16,11 @@ from torchvision.models import EfficientNet_B0_Weights
 from models.weights.metadata import SHIPPED_FILE
 from scripts.benchmarks import accuracy
 from scripts.benchmarks.accuracy import Key, Top1
-from tests.support.real_sets import make
-from tests.support.runs import epochs_of, run_folder, typed
-from utils.errors import ConfigError
+from tests.support.runs import typed
 
 pytestmark = pytest.mark.slow
 MODEL = SHIPPED_FILE.stem
-# A digest of the names of the photos of stamps20, seed 0, for which BENCHMARKS.md has figures.
-DRAWN = "65d3800451568930"
 PHOTOS = {"coffee": "espresso", "cat": "tiger cat", "camera": "tripod"}
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory):
-    """Return a function that builds a part of the real sets, or skips the test."""
-    root = tmp_path_factory.mktemp("real")
-
-    def built(name: str):
-        try:
-            return make(root, name)
-        except ConfigError as error:
-            pytest.skip(f"the packages of {name} are not available here: {error}")
-
-    return built
 
 
 def test_predictions_on_photos_are_those_of_timm(tmp_path):
@@ -56,18 +37,6 @@ def test_predictions_on_photos_are_those_of_timm(tmp_path):
         _, label, confidence = found.split("\t")
         assert name in label and label.startswith(names[number].split(",")[0])
         assert float(confidence) == pytest.approx(float(probability), abs=0.01)
-
-
-def test_three_epochs_on_160_stamps_classify_most_of_the_others(sets, tmp_path):
-    """35% of the 220 validation images belong to the largest class."""
-    photos = accuracy.draw(sets("stamps").parent, tmp_path, "stamps20", seed=0)
-    names = sorted(path.name for path in (photos / "train").rglob("*.jpg"))
-    assert len(names) == 160 and hashlib.sha256("\n".join(names).encode()).hexdigest()[:16] == DRAWN
-    words = ("-pretrained", MODEL, "-data_path", photos, "-epochs", "3", "-output", tmp_path / "runs")
-    ended = typed("main_single_gpu.py", *words, "-image_size", 96, "-opts", "VALIDATE_FREQ=3").done()
-    before, first, *_, last = epochs_of(run_folder(tmp_path / "runs"))
-    assert "configs/finetune_batchnorm.yaml" in ended.stdout
-    assert before["eval_top1"] > 70 and last["eval_top1"] > 68
 
 
 def test_benchmark_pairs_runs_by_seed():

@@ -1,7 +1,7 @@
 """How many examples Hypothesis draws for a property, and from which seed.
 
-The examples are the same in each run, so that the suite cannot fail by chance. `scripts/test.sh -long` draws 20 times
-as many, from a seed that it draws, prints, and passes on as LONG_PROPERTIES. tests/conftest.py calls the hooks of
+The examples are the same in each run, so that the suite cannot fail by chance. `scripts/test.sh -release` draws 20
+times as many, from a seed that it draws, prints, and passes on as EXAMPLES_SEED. tests/conftest.py calls the hooks of
 pytest.
 """
 
@@ -10,7 +10,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, seed, settings
 
-SEED = int(os.environ["LONG_PROPERTIES"]) if os.environ.get("LONG_PROPERTIES") else None
+SEED = int(os.environ["EXAMPLES_SEED"]) if os.environ.get("EXAMPLES_SEED") else None
 
 
 def examples(number: int) -> settings:
@@ -39,6 +39,6 @@ def pytest_runtest_makereport(item: pytest.Item):
     """Say below a failed test how to draw its examples again."""
     report = yield
     if report.failed and SEED is not None and item.get_closest_marker("hypothesis"):
-        again = f"LONG_PROPERTIES={SEED} bash scripts/test.sh -long {item.nodeid}"
+        again = f"EXAMPLES_SEED={SEED} bash scripts/test.sh {item.nodeid}"
         report.sections.append(("drawn examples", f"the same examples again: {again}"))
     return report

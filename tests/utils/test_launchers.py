@@ -2,20 +2,20 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGKILL, SIGSTOP
 
 import pytest
 import torch
 
 from engine.checkpoint.resume import global_batch_to_keep
 from tests.support.configs import small_config
-from tests.support.forks import DEADLINE, MARK, ROOT, find_processes, kill
+from tests.support.forks import DEADLINE, MARK, ROOT, find_processes
 from tests.support.networks import needs_networks
+from tests.support.nodes import Node, assert_done, node_status
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import (
@@ -46,12 +46,6 @@ OPTIONS = (
 
 def arguments(settings: Path, output: Path, *flags: str) -> list[str]:
     return ["-cfg", str(settings), "-output", str(output), *flags, "-opts", *OPTIONS]
-
-
-def assert_done(*runs: Run) -> list[str]:
-    """Wait for the runs, and return the output of each."""
-    wait_until(lambda: all(process.exitcode == 0 for each in runs for process in each.processes), runs=runs)
-    return [each.wait().stdout for each in runs]
 
 
 @pytest.fixture(scope="module")
@@ -150,93 +144,14 @@ def test_elastic_run_on_one_node_uses_full_global_batch(small_yaml, tmp_path):
         assert "22 updates of 64 images" in said and ("32 x 1 process x 2 micro-batches" in said or flags)
 
 
-class Node:
-    """One of two machines on which torchrun starts a run. The same command can start it again."""
-
-    def __init__(self, rank: int, host: tuple[str, str], output: Path, is_elastic: bool, flags: list[str]):
-        name, self.cable = host
-        self.mark = output / f"node{rank}"
-        meet = ["--nnodes", "2", "--node_rank", str(rank), "--master_addr", "10.77.0.1", "--master_port", "29500"]
-        if is_elastic:
-            conf = f"keep_alive_max_attempt=5,is_host={rank == 0}"
-            meet = [
-                "--nnodes",
-                "1:2",
-                "--rdzv_id",
-                "17",
-                "--rdzv_backend",
-                "c10d",
-                "--rdzv_endpoint",
-                "10.77.0.1:29500",
-            ]
-            meet += ["--rdzv_conf", conf, "--local-addr", f"10.77.0.{rank + 1}", "--max-restarts", "3"]
-        meet += ["--nproc_per_node", "1", "--monitor-interval", "0.1"]
-        self.words = [*meet, str(ROOT / "main_multi_gpu.py"), *flags]
-        environment = {"GLOO_SOCKET_IFNAME": self.cable, MARK: str(self.mark)}
-        environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if is_elastic else {}
-        self.options = {"environment": environment, "faults": {"enter_network": [name], "start_python_as_forks": []}}
-
-    def start(self) -> Run:
-        self.run = Run(TORCHRUN, *self.words, **self.options)
-        return self.run
-
-    def kill(self) -> None:
-        """Kill the launcher and its processes, as when the machine is lost."""
-        kill([self.run.processes[0].pid, *find_processes(self.mark)])
-
-
-def status(output: Path) -> dict:
-    path = output / "x" / "status.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 @needs_networks
 @pytest.mark.parametrize("lost", [0, 1])
 def test_run_resumed_by_restarted_nodes_matches_unbroken_run(by_flags, small_yaml, tmp_path, two_hosts, lost):
     flags = arguments(small_yaml, tmp_path / "o", "-name", "x", "-resume", "auto")
     nodes = [Node(rank, host, tmp_path, False, flags) for rank, host in enumerate(two_hosts)]
     started = [node.start() for node in nodes]
-    wait_until(lambda: status(tmp_path / "o").get("step", 0) >= 10)
+    wait_until(lambda: node_status(tmp_path / "o").get("step", 0) >= 10)
     nodes[lost].kill()
     assert started[1 - lost].wait().codes == [1], "exit code 1: restarting both can fix it"
     assert_done(*[node.start() for node in nodes])
     assert run_hash(tmp_path / "o" / "x") == run_hash(by_flags)
-
-
-def has_pending_term(pid: int) -> bool:
-    pending = re.search(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
-    return bool(int(pending, 16) >> (SIGTERM - 1) & 1)
-
-
-@needs_networks
-@pytest.mark.skipif(not os.environ.get("ELASTIC"), reason="ELASTIC=1 runs it; takes minutes on a busy machine")
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_run_with_lost_and_returning_node_matches_unbroken_run(small_yaml, tmp_path, two_hosts, is_cut):
-    options = "TRAIN.NUM_EPOCHS=8 SAVE_STEPS=5 KEEP_CHECKPOINTS=0 MODEL.DROPPATH=0 DIST.TIMEOUT=20".split()
-    flags = ["-cfg", str(small_yaml), "-name", "x", "-resume", "auto", "-opts", *options]
-    Run("main_multi_gpu.py", *flags, f"SAVE={tmp_path / 'unbroken'}", processes=2).wait().done()
-    output, flags = tmp_path / "o", [*flags, f"SAVE={tmp_path / 'o'}"]
-    stays, goes = (Node(rank, host, tmp_path, True, flags) for rank, host in enumerate(two_hosts))
-    first, _ = stays.start(), goes.start()
-    wait_until(lambda: status(output).get("step", 0) >= 20 and status(output)["about"]["processes"] == 2)
-    saved = status(output)["step"]
-    subprocess.run(["ip", "-n", two_hosts[1][0], "link", "set", goes.cable, "down"] if is_cut else ["true"], check=True)
-    if not is_cut:
-        goes.kill()
-    wait_until(lambda: status(output)["about"]["processes"] == 1 and status(output)["step"] > saved)
-    alone = status(output)["pid"]
-    os.kill(alone, SIGSTOP)  # so that it does not finish before the other node is back
-    goes.kill()
-    subprocess.run(["ip", "-n", two_hosts[1][0], "link", "set", goes.cable, "up"], check=True)
-    back = goes.start()
-    wait_until(lambda: has_pending_term(alone), runs=[first, back])
-    os.kill(alone, SIGCONT)
-    assert_done(first, back)
-    said = (output / "x" / "log.txt").read_text()
-    assert re.findall(r"32 x (\d) process", said)[-3:] == ["2", "1", "2"]
-    ours, theirs = (
-        torch.load(folder / "x" / "last.pth", weights_only=True) for folder in (output, tmp_path / "unbroken")
-    )
-    assert ours["step"] == theirs["step"]
-    worst = max((ours["state_dict"][name] - theirs["state_dict"][name]).abs().max() for name in ours["state_dict"])
-    assert worst < 1e-3

@@ -10,7 +10,7 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import ROOT, run, status_of, wait_until
 from tests.support.slurm import IS_MISSING, MISSING, Slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(IS_MISSING, reason=f"a real Slurm needs {MISSING}")]
+pytestmark = pytest.mark.skipif(IS_MISSING, reason=f"a real Slurm needs {MISSING}")
 PROGRAM = """import sys
 from tests.support.forks import run_program
 run_program({program!r}, sys.argv[1:], {faults})

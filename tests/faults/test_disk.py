@@ -56,7 +56,8 @@ def test_failed_save_leaves_whole_checkpoint_and_no_temporary_files(tmp_path, mo
     saver = AsyncSaver(tmp_path, keep=1, device=torch.device("cpu"), warn=told.append)
 
     def save(step):
-        saver.save({"epoch": step, "step": step, "weight": torch.full((9,), step)}, [f"checkpoint-{step}.pth"])
+        state = {"epoch": step, "step": step, "progress": {"skips_in_a_row": 0}, "weight": torch.full((9,), step)}
+        saver.save(state, [f"checkpoint-{step}.pth"])
         saver.wait()
 
     save(1)

@@ -125,7 +125,8 @@ def wrong_texts(setting: Setting) -> st.SearchStrategy[str]:
     wrong = st.sampled_from(["gone", "1..2", "nan", "0x10", "1 2", "--1"])
     if setting.bounds:
         low, high = setting.bounds
-        beyond = st.integers(max_value=math.ceil(low) - 1) | st.integers(min_value=2 * math.floor(high) + 1)
+        below = math.floor(math.nextafter(low, -math.inf))  # an integer nearer to -1e30 is read as -1e30
+        beyond = st.integers(max_value=below) | st.integers(min_value=2 * math.floor(high) + 1)
         wrong |= beyond.map(str) | st.sampled_from(["1e999", "inf"])
     if setting.kind is int and not setting.choices:
         wrong |= st.sampled_from(["1.5", "1e3", "true"])

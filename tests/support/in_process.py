@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+import utils.host
 from tests.support import contracts
 from utils.program import STOPPING, exit_code
 
@@ -61,6 +62,14 @@ def plant(faults: dict[str, list]) -> None:
     """Call these functions of planted.py."""
     for name, values in faults.items():
         getattr(importlib.import_module("tests.support.planted"), name)(*values)
+
+
+def save_time() -> None:
+    """Wait for no disk, and do not measure half precision for a hint in the log. This is not a fault."""
+    # The files of tests need not survive a crash of the machine, and a run would wait for the disk 20 times.
+    change(os, "fsync", lambda file: None)
+    # Each run on a CPU would measure the speed of half precision: a quarter of a short run.
+    change(utils.host, "time_products", lambda device, x, weight: 1.0)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,6 @@ import engine.run
 import engine.saves
 import engine.session
 import engine.settings
-import utils.host
 from datasets.loading.readers import Reader, TrainReader
 from datasets.sources import arrays
 from datasets.sources.images import FileImages
@@ -47,7 +46,7 @@ from engine.train.callback import Callback
 from engine.train.forecast import Forecast, RunTimes
 from engine.train.trainer import Trainer
 from tests.support.forks import DEADLINE, ForkingPopen
-from tests.support.in_process import change
+from tests.support.in_process import change, save_time  # noqa: F401
 from tests.support.planted_in_saves import (  # noqa: F401
     fill,
     fill_disk,
@@ -536,14 +535,6 @@ def draw_no_curves() -> None:
     from engine.report.plot import Plotter
 
     change(Plotter, "draw", lambda *arguments, **options: None)
-
-
-def save_time() -> None:
-    """Wait for no disk, and do not measure half precision for a hint in the log. This is not a fault."""
-    # The files of tests need not survive a crash of the machine, and a run would wait for the disk 20 times.
-    change(os, "fsync", lambda file: None)
-    # Each run on a CPU would measure the speed of half precision: a quarter of a short run.
-    change(utils.host, "time_products", lambda device, x, weight: 1.0)
 
 
 def judge_no_labels() -> None:

@@ -127,9 +127,10 @@ def measure_step(config: Config, num_classes: int) -> MemoryEstimate:
 def peaks_of_cpu_tensors(*tasks: Callable[[], None]) -> list[tuple[int, int]]:
     """Run the tasks. Return for each the peak memory of CPU tensors during it, and their memory after it, relative to
     before the task."""
-    from torch.profiler import ProfilerActivity, profile, record_function
+    # torch.profiler.profile would import torch's compiler, which takes seconds.
+    from torch.autograd.profiler import profile, record_function
 
-    with without_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with without_stderr(), profile(profile_memory=True) as profiled:
         for number, task in enumerate(tasks):
             gc.collect()  # so that no memory from before is freed during the task
             with record_function(f"task {number}"):

@@ -128,5 +128,5 @@ def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
 
 
 def events_of(profiled: Any) -> list[Any]:
-    """Return the events of torch.profiler.profile by their start. Its public lists lack the events of memory."""
-    return sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    """Return the events of torch.autograd.profiler.profile by their start: its public lists lack those of memory."""
+    return sorted(profiled.kineto_results.events(), key=lambda event: event.start_ns())

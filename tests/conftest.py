@@ -5,8 +5,10 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from datasets.sources import arrays
 from tests.support import contracts
 from tests.support.configs import SMALL
 from tests.support.distribution import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
@@ -59,6 +61,17 @@ def small_yaml(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("settings") / "small.yaml"
     path.write_text(SMALL)
     return path
+
+
+@pytest.fixture(scope="module")
+def few_digits(tmp_path_factory):
+    """Let the data set `digits` have 700 images in this process, because some commands compute much for each image."""
+    file = tmp_path_factory.mktemp("few") / "digits.npz"
+    with np.load(arrays.DIGITS) as content:
+        np.savez(file, **{name: values[:700] for name, values in content.items()})
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(arrays, "DIGITS", file)
+        yield
 
 
 @pytest.fixture

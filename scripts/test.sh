@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests in the environment of quickstart.sh, which it creates if needed; then it kills some runs at random
-# moments. With arguments for pytest, it runs only the tests that they select.
+# Runs all tests in the environment of quickstart.sh, which it creates if needed, and kills some runs at random moments.
+# With arguments for pytest, it runs only the tests that they select.
 #
 #   bash scripts/test.sh            everything
 #   bash scripts/test.sh -quick     after every edit: 1.5 to 4 minutes on 2 cores; without tests marked slow
@@ -26,9 +26,8 @@ python -m ruff format --check .
 export OMP_NUM_THREADS=1
 # Many processes import the same modules: let Python store their byte code, even if PYTHONDONTWRITEBYTECODE is set.
 unset PYTHONDONTWRITEBYTECODE
-# loadfile: the tests of a file share a worker and its fixtures. There is one more worker than cores, because some tests
-# only wait for processes.
-parallel=(-n $(($(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile)
+# A worker for each core. tests/support/distribution.py says which tests share a worker and its fixtures.
+parallel=(-n "$(getconf _NPROCESSORS_ONLN)" --dist loadscope)
 # -rs lists skipped tests, and says what they need.
 if $is_release; then
     export EXAMPLES_SEED="${EXAMPLES_SEED:-$((RANDOM * 32768 + RANDOM))}" # read by tests/support/properties.py
@@ -36,9 +35,22 @@ if $is_release; then
     python -m pytest -rs "${parallel[@]}" -m hypothesis "$@" # Hypothesis marks the tests of properties
     exec python -m pytest -rs tests/release "$@"             # one after another, because many use all cores
 fi
-python -m pytest -rs "${parallel[@]}" ${options[@]+"${options[@]}"} "$@"
 if $is_quick; then
+    python -m pytest -rs "${parallel[@]}" "${options[@]}" "$@"
     echo "-quick left out the slow tests and the killed runs of tests/kill/kill_runs.py"
-elif [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then
-    python tests/kill/kill_runs.py -quick
+elif [ $# -gt 0 ] || [ "$(uname)" != Linux ]; then
+    python -m pytest -rs "${parallel[@]}" "$@"
+else
+    # The killed runs mostly wait, so they run beside the tests.
+    killed_runs=$(mktemp)
+    (
+        exec &>"$killed_runs"
+        exec python tests/kill/kill_runs.py -quick
+    ) &
+    pid=$! status=0
+    trap 'kill "$pid" 2>/dev/null || true; rm -f "$killed_runs"' EXIT
+    python -m pytest -rs "${parallel[@]}" || status=$?
+    wait "$pid" || status=$?
+    cat "$killed_runs"
+    exit $status
 fi

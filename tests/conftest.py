@@ -5,13 +5,17 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from datasets.sources import arrays
 from tests.support import contracts
 from tests.support.configs import SMALL
-from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path
+from tests.support.distribution import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
+from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path, start_server
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
+from tests.support.ranks import RANKS
 from utils.program import STOPPING
 from utils.torch_internals import import_timm
 
@@ -59,6 +63,17 @@ def small_yaml(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def few_digits(tmp_path_factory):
+    """Let the data set `digits` have 700 images in this process, because some commands compute much for each image."""
+    file = tmp_path_factory.mktemp("few") / "digits.npz"
+    with np.load(arrays.DIGITS) as content:
+        np.savez(file, **{name: values[:700] for name, values in content.items()})
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(arrays, "DIGITS", file)
+        yield
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
     """Run the test in an empty folder, so that messages name files by short paths."""
@@ -81,6 +96,8 @@ def files_of_checkout() -> set[Path]:
 
 def pytest_sessionstart(session) -> None:
     session.stash[BEFORE] = files_of_checkout()
+    if session.config.getoption("numprocesses", None):
+        start_server()  # one for all workers, which are started after this
 
 
 def pytest_collection_finish() -> None:
@@ -91,6 +108,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish(session) -> None:
     """Fail if tests left runs or files in the checkout, where `latest` would then mean a test's run."""
+    RANKS.end()
     end_server()
     is_worker = hasattr(session.config, "workerinput")  # its other workers may be in the middle of a test
     if not is_worker and (left := files_of_checkout() - session.stash[BEFORE]):

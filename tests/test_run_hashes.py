@@ -10,7 +10,7 @@ from configs.load import load
 from engine.checkpoint.find import read_checkpoint
 from tests.support.run_hash import NOT_REPEATABLE, run_hash
 from tests.support.run_table import OF_TRAINING, ROWS, WAYS, words_of, write_data
-from tests.support.runs import epochs_of, run
+from tests.support.runs import epochs_of, typed
 
 # {(row, way): the setting that the refusal names}
 REFUSED = {
@@ -53,13 +53,14 @@ def start(tmp_path_factory):
     root = tmp_path_factory.mktemp("table")
     write_data(root)
 
-    def start(row, way, **faults):
+    def start(row, way, **fault):
+        faults = {"draw_nothing": [], "save_time": []}
         if row != "float32" and "AMP=true" not in ROWS[row]:
             faults["compute_in_float64"] = []
         processes, output = WAYS[way][0], root / row / way
         script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
         words = [*words_of(row, way, root / "float32/straight/run/best.pth"), "SAVE=" + str(output), "NAME=run"]
-        ended = run(script, *words, processes=processes, cwd=root, faults={"draw_nothing": [], **faults})
+        ended = typed(script, *words, processes=processes, cwd=root, faults=faults | fault)
         return output / "run", ended
 
     start.root = root
@@ -109,10 +110,12 @@ def test_every_setting_of_the_table_takes_effect(start):
         assert not [note for note in notes if note.split()[1] in keys], row
 
 
-@pytest.mark.parametrize(
-    ("row", "way"),
-    [pytest.param(*cell, id="-".join(cell), marks=[] if cell in QUICK else pytest.mark.slow) for cell in CELLS],
-)
+def as_parameters(row, way):
+    marks = [] if (row, way) in QUICK else pytest.mark.slow
+    return pytest.param(row, way, id=f"{row}-{way}", marks=marks)
+
+
+@pytest.mark.parametrize(("row", "way"), [as_parameters(*cell) for cell in CELLS])
 def test_run_ends_the_same_however_it_is_started(start, trained, row, way):
     if (row, way) in REFUSED:
         ended = start(row, way)[1]

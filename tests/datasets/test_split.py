@@ -196,15 +196,14 @@ def test_share_that_whole_groups_hold_out_is_named_if_it_differs(tmp_path):
     assert not any("whole group" in note for note in val.notes)
 
 
-def test_note_about_whole_groups_names_the_fraction_that_comes_nearest(tmp_path):
-    make_folders(tmp_path, {"ant": 30, "bee": 30})
-    rows = [(name, number) for name in ("ant", "bee") for number in range(30)]
-    # All images of cow are in group 0, so the class decides the part of this group.
-    lines = [f"{name}/{number:02d}.JPEG,{name if number % 6 else 'cow'},{number % 6}" for name, number in rows]
-    (tmp_path / "a.csv").write_text("\n".join(["image_path,target,day", *lines, ""]))
+def test_note_about_whole_groups_names_the_fraction_that_comes_nearest():
+    # All images of class 2 are in group 0, so the class decides the part of this group.
+    labels = [number // 30 if number % 6 else 2 for number in range(60)]
+    groups = [number % 6 for number in range(60)]
+    images = images_of(labels, [f"{number:02d}.png" for number in range(60)], groups)
 
     def held_out(fraction: float) -> tuple[float, str]:
-        _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=fraction)
+        _, val = divide(images, new_record("hash", "here", fraction, None) | {"group_by": "day"})
         return len(val) / 60, "".join(note for note in val.notes if "whole group" in note)
 
     found = {fraction: held_out(fraction) for fraction in (np.arange(1, 91) / 100).tolist()}

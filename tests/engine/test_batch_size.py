@@ -24,12 +24,13 @@ from tests.support.configs import CPU, SMALL, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, rows, run, run_folder
+from tests.support.runs import Ended, rows, run, run_folder, typed
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.program import StopSignal
 
 MIB = 2**20
+CHECK = ("-check", "-check_images", "10")  # the search for copies among all digits takes many seconds
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
 
 
@@ -40,7 +41,8 @@ def program(tmp_path):
 
     def start(*flags: str, free=4 * MIB, cfg=tmp_path / "small.yaml", size=("-batch_size", "auto"), **faults) -> Ended:
         given = ["-cfg", str(cfg), "-output", str(tmp_path / "output"), *size]
-        return run("main_single_gpu.py", *given, *flags, faults={"limit_free_memory": [free]} | faults)
+        run_program = run if "-check" in flags else typed  # -check measures the memory of its process
+        return run_program("main_single_gpu.py", *given, *flags, faults={"limit_free_memory": [free]} | faults)
 
     return start
 
@@ -66,7 +68,7 @@ def test_automatic_batch_size_is_saved_and_reused(program, tmp_path):
     ended = program("-resume", "auto", *options, free=1).done()
     assert "Epoch[" not in ended.stdout, ended.stderr
     assert_names(ended.stdout, f"batch size: {found}")
-    (again,) = rows(program("-resume", "auto", "-check", *options, free=1).stdout)["batch size"][1:]
+    (again,) = rows(program("-resume", "auto", *CHECK, *options, free=1).stdout)["batch size"][1:]
     assert_names(again, f"{found} images")
 
 
@@ -201,12 +203,12 @@ def test_evaluation_replaces_auto_batch_size_with_the_default(program):
 
 
 def test_check_estimates_auto_batch_size_or_refuses_it(program):
-    found = rows(program("-check").stdout)
+    found = rows(program(*CHECK).stdout)
     verdict, told = found["batch size"]
     count = int(re.match(r"(\d+) images", told)[1])
     assert verdict == "ok" and count % 8 == 0 and f"for {count} images" in found["memory"][1]
     assert found["memory"][0] == "ok" and f"for {count} images per update" in found["learning rate"][1]
-    assert rows(program("-check", free=1000).stdout)["plan"][0] == "WRONG"
+    assert rows(program(*CHECK, free=1000).stdout)["plan"][0] == "WRONG"
     ended = program("-amp", free=1000)
     assert ended.returncode == 2
     assert_names(ended.stderr, "DATA.BATCH_SIZE is auto", "DATA.IMAGE_SIZE is 8")

@@ -17,7 +17,7 @@ from models.weights.files import read_record
 from tests.support import number_rows, several_labels
 from tests.support.configs import SMALL, ema, small_config
 from tests.support.refusals import assert_names
-from tests.support.runs import rows, run, run_folder, status_of
+from tests.support.runs import rows, run_folder, status_of, typed
 from tests.support.weight_files import saved
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def scored(tmp_path, small_yaml):
 
     def train(*scores, words=()):
         given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -opts".split()
-        ended = run("main_single_gpu.py", *given, *words, faults={"score": scores}).done()
+        ended = typed("main_single_gpu.py", *given, *words, faults={"score": scores}).done()
         return ended.stdout.partition("\nnext:")[0].splitlines(), run_folder(tmp_path / "o")
 
     return train
@@ -120,7 +120,7 @@ def test_two_processes_end_like_one_if_the_validation_loss_is_nan(words_of, tmp_
     for processes in (1, 2):
         script, output = f"main_{'multi' if processes > 1 else 'single'}_gpu.py", tmp_path / str(processes)
         flags = ["-output", str(output), "-batch_size", str(16 // processes)]
-        ended = run(script, *flags, *words_of(metric), processes=processes, faults=faults).done()
+        ended = typed(script, *flags, *words_of(metric), processes=processes, faults=faults).done()
         folder = run_folder(output)
         status = json.loads((folder / "status.json").read_text(), parse_constant=pytest.fail)
         assert "damaged" not in ended.printed and "process" not in ended.stderr, ended.printed
@@ -139,7 +139,7 @@ def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, s
 
     def check(part):
         words = [f"DATA.FOLD={part}", "TRAIN.NUM_EPOCHS=2", OTHER_FOLD]
-        return rows(run("main_single_gpu.py", *given, "-opts", *words).stdout)["resume"][1]
+        return rows(typed("main_single_gpu.py", *given, "-opts", *words).stdout)["resume"][1]
 
     _, folder = scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1", "DATA.FOLD=0/5"])
     state = read(folder / "last.pth")

@@ -19,7 +19,7 @@ from tests.support.configs import CPU, small_config
 from tests.support.planted import images_with
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import last_sentence, run, run_folder, status_of
+from tests.support.runs import last_sentence, run_folder, status_of, typed
 from utils.distributed import Process
 
 slow = pytest.mark.slow
@@ -35,7 +35,7 @@ def scored(tmp_path, small_yaml):
     def train(*scores, words=(), processes=1, name="o", code=0, **faults):
         program = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
         given = f"-cfg {small_yaml} -output {tmp_path}/{name} -resume auto -batch_size 160 -opts".split()
-        ended = run(program, *given, *words, processes=processes, faults={"score": scores, **faults})
+        ended = typed(program, *given, *words, processes=processes, faults={"score": scores, **faults})
         assert ended.returncode == code, ended.stderr
         return ended.stdout.partition("\nnext:")[0].splitlines(), run_folder(tmp_path / name)
 

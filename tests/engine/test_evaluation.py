@@ -27,7 +27,7 @@ from tests.support.configs import CPU, small_config
 from tests.support.opened import open_sets
 from tests.support.properties import examples
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of
+from tests.support.runs import ROOT, epochs_of, run_folder, run_fresh, status_of, typed
 from tests.support.several_labels import write_digits
 from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, train
@@ -313,7 +313,7 @@ def test_multi_label_run_selects_by_map_and_predicts_labels_above_one_half(tmp_p
     file, _ = write_digits(tmp_path, 120)
     words = ["DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3", "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=0.01"]
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-dataset", "csv", "-data_path", str(file)]
-    run("main_single_gpu.py", *flags, "-opts", *words).done()
+    typed("main_single_gpu.py", *flags, "-opts", *words).done()
     folder = run_folder(tmp_path / "o")
     (row,), status = epochs_of(folder), status_of(folder)
     assert status["best"]["map"] == pytest.approx(row["eval_map"], abs=1e-3)

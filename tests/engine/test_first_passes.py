@@ -20,7 +20,7 @@ from tests.support.configs import CPU, SMALL, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash, state_hash
-from tests.support.runs import Ended, run, run_folder
+from tests.support.runs import Ended, run, run_folder, typed
 from tests.support.several_labels import write_digits
 from tests.support.trainers import Lines, make_trainer, update
 from utils.errors import ConfigError
@@ -141,7 +141,7 @@ def test_remedy_for_cuda_graphs_turns_them_off(tmp_path):
 def train(folder: Path, processes: int, *words: str, **faults) -> Ended:
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     faults = {"compute_in_float64": [], "draw_no_curves": []} | faults
-    return run(script, *words, processes=processes, cwd=folder, faults=faults)
+    return typed(script, *words, processes=processes, cwd=folder, faults=faults)
 
 
 def new_run(folder: Path, size: int, *options: str) -> list[str]:

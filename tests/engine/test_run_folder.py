@@ -14,7 +14,7 @@ from engine.session import Session, lock_folder, make_folder
 from tests.support.configs import CPU, SMALL, load_text, small_config
 from tests.support.image_sets import make_folders
 from tests.support.refusals import refused
-from tests.support.runs import Ended, epochs_of, rows, run, status_of
+from tests.support.runs import Ended, epochs_of, rows, status_of, typed
 from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess
 
@@ -26,7 +26,7 @@ def start(folder: Path, *words: str, **options) -> Ended:
     (folder / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "o"), "-name", "mine", "-epochs", "1"]
     script = "main_multi_gpu.py" if options.get("processes") else "main_single_gpu.py"
-    return run(script, *flags, *words, **{"faults": {"draw_nothing": []}, **options})
+    return typed(script, *flags, *words, **{"faults": {"draw_nothing": []}, **options})
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +59,17 @@ def test_existing_run_name_is_refused_without_resume(folder):
 
 def test_saved_settings_repeat_run_under_another_name(folder):
     words = ["-cfg", str(folder / "o/mine/config.yaml"), "-name", "again", "-epochs", "1"]
-    assert run("main_single_gpu.py", *words, "-output", str(folder / "p")).returncode == 0
+    assert typed("main_single_gpu.py", *words, "-output", str(folder / "p")).returncode == 0
     assert [path.name for path in (folder / "p").iterdir()] == ["again"]
 
 
 def test_evaluation_writes_to_its_own_folder(folder):
     words = ["-eval", "-output", str(folder / "o"), "-name"]
     weights = ["-pretrained", str(folder / "o/mine/best.pth")]
-    assert run("main_single_gpu.py", *words, "scored", *weights).returncode == 0
+    assert typed("main_single_gpu.py", *words, "scored", *weights).returncode == 0
     assert status_of(folder / "o/scored")["state"] == "done"
-    run("main_single_gpu.py", *words, "mine", *weights).refused("NAME", folder / "o/mine")
-    assert run("main_single_gpu.py", *words, "mine", "-resume", "auto").returncode == 0
+    typed("main_single_gpu.py", *words, "mine", *weights).refused("NAME", folder / "o/mine")
+    assert typed("main_single_gpu.py", *words, "mine", "-resume", "auto").returncode == 0
     assert len(list((folder / "o").glob("eval-*-mine"))) == 1
 
 
@@ -166,7 +166,7 @@ def train_on(data: Path, output: Path, *words: str) -> Ended:
     (data.parent / "photos.yaml").write_text(PHOTOS)
     flags = ["-dataset", "imagefolder", "-data_path", data, "-output", output, "-epochs", "1", "-batch_size", "2"]
     words = ["-cfg", data.parent / "photos.yaml", *flags, *words]
-    return run("main_single_gpu.py", *map(str, words), faults={"draw_no_curves": []})
+    return typed("main_single_gpu.py", *map(str, words), faults={"draw_no_curves": []})
 
 
 def test_output_folder_inside_an_image_folder_is_refused(tmp_path):

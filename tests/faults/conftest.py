@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.image_sets import make_folders
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, run, run_folder
+from tests.support.runs import Ended, run_folder, typed
 
 # Four updates per epoch, with random numbers and state between updates. The only evaluation is at the last epoch.
 TINY = """
@@ -43,7 +43,7 @@ def start(tiny) -> Start:
     def start(output: Path, *flags: str, processes: int = 1, **faults: list) -> Ended:
         script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
         flags = ["-cfg", str(tiny), "-amp", "-resume", "auto", "-output", str(output), *flags]
-        return run(script, *flags, processes=processes, faults={"draw_nothing": []} | faults)
+        return typed(script, *flags, processes=processes, faults={"draw_nothing": []} | faults)
 
     return start
 

@@ -122,7 +122,7 @@ def test_disk_too_small_for_one_checkpoint_is_refused(tmp_path, tiny, monkeypatc
     start(1000).refused("SAVE", "-output", "1,000 bytes")
     start(0).refused("SAVE", "-output")
     assert not (tmp_path / "o").exists()
-    assert rows(start(1000, "-check").stdout)["disk"][0] == "WRONG"
+    assert rows(start(1000, "-check", "-check_images", "10").stdout)["disk"][0] == "WRONG"
     start(0, total=0).done()  # a file system that does not report its size
     folder = run_folder(tmp_path / "o")
     size = (folder / "last.pth").stat().st_size

@@ -20,7 +20,7 @@ from tests.support.describers import describe, describe_arrays
 from tests.support.forks import MARK, find_processes
 from tests.support.output_table import difference, files_in, make_root
 from tests.support.refusals import assert_names
-from tests.support.runs import run
+from tests.support.runs import typed
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def start(name: str, here: Path, code: int | str, *more: str, processes: int = 1
     main = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     script, *words = PASSES[name].command.format(main=main, train=TRAIN).split()
     options = {"faults": {"draw_no_curves": [], "judge_no_labels": []} | faults, "environment": {MARK: str(here)}}
-    ended = run(script, *words, *more, processes=processes, cwd=here, **options)
+    ended = typed(script, *words, *more, processes=processes, cwd=here, **options)
     assert set(ended.codes) == {int(code)} and "Traceback" not in ended.printed, ended.printed
     assert not find_processes(here)
     return ended.printed
@@ -158,7 +158,7 @@ def test_full_disk_is_named_with_a_remedy_and_leaves_no_part_of_a_file(here, sma
 
 def test_full_disk_of_process_0_ends_all_processes_with_its_exit_code(here, small_disk):
     fault = {"fill_disk_at_image": [5, str(small_disk / "filler")]}
-    ended = run("scripts/predict.py", "runs/vit", "new", "-csv", "disk/a.csv", processes=2, cwd=here, faults=fault)
+    ended = typed("scripts/predict.py", "runs/vit", "new", "-csv", "disk/a.csv", processes=2, cwd=here, faults=fault)
     assert ended.codes == [2, 2] and ended.stderr.count("error:") == 1 and "Traceback" not in ended.stderr, ended.stderr
 
 

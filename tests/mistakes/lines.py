@@ -23,7 +23,7 @@ def record(project: Path, folder: Path) -> None:
     """Run the whole suite of a copy of the project, record the lines of each test, and keep the text of its files."""
     folder.mkdir(parents=True)
     environment = os.environ | {"LINES_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.mistakes.recorder", "-n", "3", "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.mistakes.recorder", "-n", "3", "--dist", "loadscope"]
     subprocess.run(command, cwd=project, env=environment)
     keep_texts(project, folder)
 

@@ -1,6 +1,6 @@
 """A plug-in for pytest that records which lines of the program each test executes, also in programs that it starts.
 
-    LINES_FOLDER=FOLDER python -m pytest -p tests.mistakes.recorder -n 3 --dist loadfile
+    LINES_FOLDER=FOLDER python -m pytest -p tests.mistakes.recorder -n 3 --dist loadscope
 
 Each process writes a JSON file to FOLDER: {"lines": {context: {file: bits of its lines in hex}}, "seconds": {context:
 seconds}, "fixtures": {test: contexts of its fixtures}}. A context is a test, or a fixture that several tests share.
@@ -31,7 +31,7 @@ class Recorder:
         self.coverage = coverage.Coverage(data_file=None, config_file=False, messages=False, source=[str(ROOT)],
                                           omit=["*/tests/*"])  # fmt: skip
         self.facts: dict = {"seconds": defaultdict(float), "fixtures": {}}
-        self.pid = os.getpid()
+        self.pid, self.folder = os.getpid(), os.environ[FOLDER]  # a process of several programs may end without it
         self.coverage.start()
 
     def switch(self, context: str) -> None:
@@ -50,7 +50,7 @@ class Recorder:
             lines[context] = {
                 os.path.relpath(file, ROOT): nums_to_numbits(each).hex() for file, each in measured.items() if each
             }
-        with tempfile.NamedTemporaryFile("w", dir=os.environ[FOLDER], suffix=".json", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".json", delete=False) as file:
             json.dump({"lines": lines} | self.facts, file)
 
 

@@ -86,11 +86,11 @@ def test_line_is_found_in_an_older_text():
 
 STARTING = """
 import pytest
-from tests.support.runs import run
+from tests.support.runs import run, typed
 
 @pytest.fixture(scope="module")
 def ended():
-    return run("scripts/models.py", "test_vit*")
+    return PROGRAM
 
 def test_started(ended):
     ended.done()
@@ -101,8 +101,11 @@ def test_other():
 
 
 @pytest.mark.slow
-def test_lines_of_started_programs_belong_to_the_tests_of_their_fixture(tmp_path):
-    (tmp_path / "test_it.py").write_text(STARTING)
+@pytest.mark.parametrize(
+    "program", ['run("scripts/models.py", "test_vit*")', 'typed("scripts/models.py", "test_vit*", processes=2)']
+)
+def test_lines_of_started_programs_belong_to_the_tests_of_their_fixture(tmp_path, program):
+    (tmp_path / "test_it.py").write_text(STARTING.replace("PROGRAM", program))
     environment = os.environ | {"LINES_FOLDER": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mistakes.recorder", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)

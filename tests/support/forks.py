@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -45,13 +45,17 @@ def start_fork(
 
     `outputs`: the files for stdout and stderr; `faults`: {function of tests.support.planted: arguments} to call first.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.preloaded"])
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    process = context.Process(target=become, args=(program, arguments, outputs, environment, cwd, faults or {}))
-    with contextlib.chdir(ROOT):  # the folder in which the server finds the modules to preload
-        process.start()
+    process = fork_of_server(become, program, arguments, outputs, environment, cwd, faults or {})
     STARTED.append(process)
+    return process
+
+
+def fork_of_server(function: Callable, *arguments: object) -> BaseProcess:
+    """Call the function in a fork of the server, and return the process."""
+    start_server()
+    process = multiprocessing.get_context("forkserver").Process(target=function, args=arguments)
+    process.start()
     return process
 
 
@@ -88,9 +92,33 @@ def kill_started() -> None:
     STARTED.clear()
 
 
+# --- the server. Private names of Python's fork server, because it has no public ones for this ---
+
+ADDRESS = "HALFSTEP_FORKS"  # environment variable with the server's socket, which the workers of pytest-xdist inherit
+
+
+def start_server() -> None:
+    """Start the server, or connect to the one that the parent process has started."""
+    server = forkserver._forkserver
+    if server._forkserver_address is not None:
+        return
+    if ADDRESS in os.environ:
+        server._forkserver_address = os.environ[ADDRESS]
+        server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)  # each fork gets a copy; the server ignores it
+        server.ensure_running = lambda: None  # the parent watches over the server
+        return
+    server.set_forkserver_preload(["tests.support.preloaded"])
+    with contextlib.chdir(ROOT):  # the folder in which the server finds the modules to preload
+        server.ensure_running()
+    os.environ[ADDRESS] = server._forkserver_address
+
+
 def end_server() -> None:
-    """End the server and wait for it, so that its forks' CPU time counts as the tests' CPU time."""
-    forkserver._forkserver._stop()  # a private name, because there is no public one; does nothing if no server runs
+    """End the server if this process started it, and wait for it, so that its CPU time counts as that of the tests."""
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        server._stop()
+        os.environ.pop(ADDRESS, None)
 
 
 def become(
@@ -140,8 +168,8 @@ def run_program(program: str, arguments: Sequence[str], faults: dict[str, list])
     """Run the program as `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
     if "LINES_FOLDER" in os.environ:
         importlib.import_module("tests.mistakes.recorder").record_program()
-    for name, values in faults.items():
-        getattr(importlib.import_module("tests.support.planted"), name)(*values)
+    if faults:
+        importlib.import_module("tests.support.in_process").plant(faults)
     sys.argv = [program, *arguments]
     if program.endswith(".py"):
         sys.path[0] = str(Path(program).parent)

@@ -1,4 +1,4 @@
-"""Functions that plant faults in a run before it starts. tests/support/forks.py calls them."""
+"""Functions that plant faults in a run before it starts. tests/support/in_process.py calls them."""
 
 import ctypes
 import dataclasses
@@ -31,6 +31,7 @@ import engine.saves
 import engine.session
 import engine.settings
 from datasets.loading.readers import Reader, TrainReader
+from datasets.sources import arrays
 from datasets.sources.images import FileImages
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.sharded_saver import ShardedSaver
@@ -45,6 +46,7 @@ from engine.train.callback import Callback
 from engine.train.forecast import Forecast, RunTimes
 from engine.train.trainer import Trainer
 from tests.support.forks import DEADLINE, ForkingPopen
+from tests.support.in_process import change, save_time  # noqa: F401
 from tests.support.planted_in_saves import (  # noqa: F401
     fill,
     fill_disk,
@@ -66,7 +68,7 @@ def before_each(owner, name: str, do: Callable) -> None:
         do(*arguments, **options)
         return function(*arguments, **options)
 
-    setattr(owner, name, changed)
+    change(owner, name, changed)
 
 
 def before_nth(owner, name: str, nth: int, do: Callable[[], None]) -> None:
@@ -83,9 +85,9 @@ def jump(days: float) -> None:
         looks[0] += 1
         return real() + looks[0] % 2 * days * 86400
 
-    time.time = jumping
+    change(time, "time", jumping)
     strftime, localtime = time.strftime, time.localtime
-    time.strftime = lambda form, moment=None: strftime(form, moment or localtime(time.time()))
+    change(time, "strftime", lambda form, moment=None: strftime(form, moment or localtime(time.time())))
 
 
 def set_time_zone(name: str) -> None:
@@ -96,7 +98,7 @@ def set_time_zone(name: str) -> None:
 
 def start_python_as_forks() -> None:
     """Start child Python programs as forks, which need not import torch again. This is not a fault."""
-    subprocess.Popen = ForkingPopen
+    change(subprocess, "Popen", ForkingPopen)
 
 
 def forget_our_modules() -> None:
@@ -133,7 +135,7 @@ def impatient(seconds: float) -> None:
     """Set the number of seconds for which requests to a server are retried."""
     import datasets.sources.remote
 
-    datasets.sources.remote.PATIENCE = seconds
+    change(datasets.sources.remote, "PATIENCE", seconds)
 
 
 def score(*figures: list) -> None:
@@ -149,7 +151,7 @@ def score(*figures: list) -> None:
             Evaluation(Scores(loss, top1, 100.0, 359, 0), images_with(*are_right)) for top1, loss, *are_right in found
         ]
 
-    engine.tasks.classes.evaluate = engine.evaluate_weights.evaluate = evaluate
+    change(engine.evaluate_weights, "evaluate", evaluate)
 
 
 def images_with(are_right: str = "") -> PerImage:
@@ -184,13 +186,13 @@ def spoil_evaluations() -> None:
             hook.remove()
         return found
 
-    engine.evaluate_weights.evaluate = spoiled
+    change(engine.evaluate_weights, "evaluate", spoiled)
 
 
 def name_hosts(processes_per_host: int) -> None:
     """Name this machine differently in every `processes_per_host` processes, as if they ran on several machines."""
     name = f"host{int(os.environ['RANK']) // processes_per_host}"
-    socket.gethostname = lambda: name
+    change(socket, "gethostname", lambda: name)
 
 
 def ignore(*numbers: int) -> None:
@@ -307,7 +309,7 @@ def hold(folder: str, steps: list[int]) -> None:
 
 def limit_free_memory(size: int) -> None:
     """Report this many bytes as free host memory."""
-    engine.memory.free_host_memory = lambda: size
+    change(engine.memory, "free_host_memory", lambda: size)
 
 
 def run_out(trainer: Trainer, fits: int, step: int) -> None:
@@ -331,21 +333,29 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
         if trainer.process.rank == rank:
             run_out(trainer, fits, step)
 
-    engine.first_passes.raises_when_full = engine.run.raises_when_full = lambda device: True
+    change(engine.first_passes, "raises_when_full", lambda device: True)
+    change(engine.run, "raises_when_full", lambda device: True)
     before_each(engine.first_passes, "fit_micro_batches", limit)
 
 
 def compute_in_float64() -> None:
     make = engine.build.make_model
-    engine.build.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
-        *arguments, **options
-    ).double()
+
+    def make_double(*arguments, **options) -> torch.nn.Module:
+        return make(*arguments, **options).double()
+
+    change(engine.build, "make_model", make_double)
+    change(engine.eval_run, "make_model", make_double)
 
 
 def count_seconds() -> None:
     """Let the clock for RUN.MAX_TIME advance by one second per reading. A save takes no time."""
     limit, clock = engine.callback_list.TimeLimit, itertools.count(1).__next__
-    engine.callback_list.TimeLimit = lambda seconds, start, times: limit(seconds, 0, unmeasured(times), clock)
+
+    def limit_of_readings(seconds, start, times):
+        return limit(seconds, 0, unmeasured(times), clock)
+
+    change(engine.callback_list, "TimeLimit", limit_of_readings)
 
 
 def unmeasured(times: RunTimes) -> RunTimes:
@@ -380,8 +390,8 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
         now[0] += (seconds if trainer.step < step else later_seconds) * (1 + trainer.process.rank)
 
     before_each(Trainer, "update", pass_on)
-    engine.callback_list.Forecast = PassingForecast
-    engine.train.budget.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
+    change(engine.callback_list, "Forecast", PassingForecast)
+    change(engine.train.budget, "Allowance", lambda text, started, saved: allowance(text, 0.0, saved, clock))
 
 
 def kill_after_choice(later: int) -> None:
@@ -403,12 +413,12 @@ def save_at_once() -> None:
             save(self, state, also)
             self.wait()
 
-        saver.save = save
+        change(saver, "save", save)
 
 
 def take_at_once() -> None:
     """Count a signal as repeated however soon it follows the first one."""
-    StopSignal.SECONDS_TO_REPEAT = -1.0
+    change(StopSignal, "SECONDS_TO_REPEAT", -1.0)
 
 
 class Poison(Callback):
@@ -444,7 +454,7 @@ def poison(what: str, ranks: list[int], steps: list[int]) -> None:
         watchers = choose(*run)
         return watchers._replace(callbacks=[callback, *watchers.callbacks])
 
-    engine.run.choose_callbacks = choose_and_poison
+    change(engine.run, "choose_callbacks", choose_and_poison)
 
 
 def note_weights(path: str) -> None:
@@ -458,7 +468,7 @@ def note_weights(path: str) -> None:
         Path(f"{path}.{loop.session.process.rank}").write_text(state_hash(weights))
         return outcome
 
-    Loop.run = noting
+    change(Loop, "run", noting)
 
 
 def keep_first_state(path: str) -> None:
@@ -516,20 +526,27 @@ def draw_nothing() -> None:
     from engine.report.image_results import BestResults, ResultFiles
 
     draw_no_curves()
-    ResultFiles.write = BestResults.complete = lambda *arguments, **options: True
+    change(ResultFiles, "write", lambda *arguments, **options: True)
+    change(BestResults, "complete", lambda *arguments, **options: True)
+    change(BestResults, "close", lambda *arguments: None)  # which would read best.pth
 
 
 def draw_no_curves() -> None:
     from engine.report.plot import Plotter
 
-    Plotter.draw = lambda *arguments, **options: None
+    change(Plotter, "draw", lambda *arguments, **options: None)
 
 
 def judge_no_labels() -> None:
     """Start fine-tuning without the seconds that counting wrong labels takes."""
     from engine.features import doubts
 
-    doubts.MOST_JUDGED = 0
+    change(doubts, "MOST_JUDGED", 0)
+
+
+def read_digits_of(path: str) -> None:
+    """Read the digits of another file, which has fewer. This is not a fault."""
+    change(arrays, "DIGITS", Path(path))
 
 
 def mislabel(*numbers: int) -> None:
@@ -542,21 +559,25 @@ def mislabel(*numbers: int) -> None:
         data.val.targets[list(numbers)] = (data.val.targets[list(numbers)] + 1) % len(data.val.classes)
         return data
 
-    engine.build.open_data = mislabelled
+    change(engine.build, "open_data", mislabelled)
 
 
 def kill_before_results() -> None:
     """Kill the run with SIGKILL before it writes per-image results: best.pth and last.pth are already on the disk."""
     from engine.report.image_results import ResultFiles
 
-    ResultFiles.write = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    change(ResultFiles, "write", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def compile_without_code(variables: dict[str, str]) -> None:
     """Let torch.compile trace and differentiate without generating code, which takes a minute."""
     set_variables(variables)
     compile_any = torch.nn.Module.compile
-    torch.nn.Module.compile = lambda self, **options: compile_any(self, **options | {"backend": "aot_eager"})
+
+    def trace(module: torch.nn.Module, **options) -> None:
+        compile_any(module, **options | {"backend": "aot_eager"})
+
+    change(torch.nn.Module, "compile", trace)
 
 
 def set_variables(variables: dict[str, str]) -> None:
@@ -582,7 +603,8 @@ def keep_statuses(path: str) -> None:
             with open(path, "a") as kept:
                 print(json.dumps(json.loads(text)), file=kept)
 
-    engine.session.write_text, Session.SECONDS_BETWEEN_BEATS = keep, -1.0
+    change(engine.session, "write_text", keep)
+    change(Session, "SECONDS_BETWEEN_BEATS", -1.0)
 
 
 def draw_each_update() -> None:
@@ -593,7 +615,7 @@ def draw_each_update() -> None:
         update(bar, count)
         bar.refresh()
 
-    tqdm.update = drawn
+    change(tqdm, "update", drawn)
 
 
 def die_when_shown(step: int, *patterns: str) -> None:
@@ -612,4 +634,5 @@ def wait_long_for_trackers() -> None:
     """Let the end of a run wait until its trackers have ended, however busy the machine is. This is not a fault."""
     import engine.record.trackers
 
-    engine.record.trackers.PATIENCE = engine.record.trackers.LONGEST_END = DEADLINE
+    change(engine.record.trackers, "PATIENCE", DEADLINE)
+    change(engine.record.trackers, "LONGEST_END", DEADLINE)

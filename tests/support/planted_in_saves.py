@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import utils.files
+from tests.support.in_process import change
 
 EVERY = 200  # only every 200th write to a file counts as an operation
 
@@ -26,8 +27,8 @@ class Operations:
     def __init__(self, before: Callable[[int, int, str], None]):
         self._before, self._save, self._number, self._num_writes = before, 0, 0, 0
         for name in ("fsync", "replace", "link", "unlink"):
-            setattr(os, name, functools.partial(self._operate, name, getattr(os, name)))
-        utils.files.open = self._open
+            change(os, name, functools.partial(self._operate, name, getattr(os, name)))
+        change(utils.files, "open", self._open)
 
     def _operate(self, name: str, do: Callable, *paths, **options):
         # Whether a temporary file is left to delete varies, so its deletion is not counted.

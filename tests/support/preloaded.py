@@ -24,10 +24,8 @@ for each in MODULES:
     with contextlib.suppress(ImportError):  # some modules are optional
         importlib.import_module(each)
 importlib.import_module("tests.support.contracts").install()
-# The files of tests need not survive a crash of the machine, and a run would wait for the disk 20 times.
-os.fsync = lambda file: None
-# Every run on a CPU would measure the speed of half precision for a hint in its log: a quarter of a short run.
-importlib.import_module("utils.host").time_products = lambda device, x, weight: 1.0
+importlib.import_module("tests.support.in_process").save_time()
+importlib.import_module("tests.support.in_process").CHANGES.pop_all()  # so that nothing undoes it
 # The start of several processes looks for backends in all installed packages.
 metadata.entry_points = functools.cache(metadata.entry_points)
 metadata.entry_points(group="torch.distributed.backends")

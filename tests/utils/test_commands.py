@@ -216,7 +216,7 @@ def test_log_names_shipped_settings_and_weights(here):
 def test_number_of_processes_in_a_settings_file_is_followed_or_named(small_yaml, tmp_path):
     file = tmp_path / "two.yaml"
     file.write_text(f"NGPUS: 2\n{small_yaml.read_text()}")
-    words = ["-cfg", str(file), "-output", str(tmp_path / "o"), "-check"]
+    words = ["-cfg", str(file), "-output", str(tmp_path / "o"), "-check", "-check_images", "10"]
     assert "2 processes" in run_fresh("halfstep/__main__.py", "train", *words).printed
     said = typed("main_single_gpu.py", *words).printed
     assert_names(said, "NGPUS", "two.yaml", "one process", "main_multi_gpu.py")

@@ -139,7 +139,7 @@ def test_fewer_processes_continue_with_the_same_global_batch(small_yaml, tmp_pat
 
 def test_elastic_run_on_one_node_uses_full_global_batch(small_yaml, tmp_path):
     one = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PET_NNODES": "1:2"}
-    for flags in ([], ["-check"]):
+    for flags in ([], ["-check", "-check_images", "10"]):
         said = run("main_multi_gpu.py", *arguments(small_yaml, tmp_path, *flags), environment=one).done().stdout
         assert "22 updates of 64 images" in said and ("32 x 1 process x 2 micro-batches" in said or flags)
 

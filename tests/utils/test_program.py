@@ -13,8 +13,9 @@ import torch
 
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
+from tests.support.forks import DEADLINE, start_fork
 from tests.support.refusals import refused
-from tests.support.runs import ROOT, run
+from tests.support.runs import ROOT, typed
 from utils import VERSION, errors
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.program import StopSignal, exit_code, exit_code_and_message
@@ -149,18 +150,15 @@ def test_child_processes_get_streams_that_were_closed_at_the_start(closed):
 def test_console_that_takes_no_lines_fails_a_check_and_an_evaluation(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
     words = ["-cfg", tmp_path / "small.yaml", "-output", tmp_path / "output", "-name", "run", "-epochs", "1"]
-    run("main_single_gpu.py", *map(str, words)).done()
-    for more in (["-check"], ["-eval", "-pretrained", tmp_path / "output/run"]):
-        with open("/dev/full", "w") as console:
-            ended = subprocess.run(
-                [sys.executable, ROOT / "main_single_gpu.py", "-cfg", tmp_path / "small.yaml", *more],
-                cwd=tmp_path,
-                stdout=console,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        (line,) = ended.stderr.splitlines()
-        assert ended.returncode == 1 and line.startswith("error: ") and "disk full" in line
+    typed("main_single_gpu.py", *words).done()
+    for more in (["-check", "-check_images", "10"], ["-eval", "-pretrained", str(tmp_path / "output/run")]):
+        (tmp_path / "stderr").write_text("")
+        words = ["-cfg", str(tmp_path / "small.yaml"), *more]
+        outputs = ["/dev/full", str(tmp_path / "stderr")]
+        ended = start_fork(str(ROOT / "main_single_gpu.py"), words, outputs, {}, tmp_path)
+        ended.join(DEADLINE)
+        (line,) = (tmp_path / "stderr").read_text().splitlines()
+        assert ended.exitcode == 1 and line.startswith("error: ") and "disk full" in line
 
 
 @pytest.mark.slow

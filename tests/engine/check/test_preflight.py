@@ -15,7 +15,7 @@ from tests.support.cases import cases_of, names_of
 from tests.support.configs import RESNET, replaced, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names
-from tests.support.runs import rows, run, typed
+from tests.support.runs import rows, typed
 from utils.host import count_cores
 
 pytestmark = pytest.mark.slow
@@ -144,7 +144,7 @@ CHECK = ("-check", "-check_images", "50")
 
 def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-batch_size", "160"]
-    assert run("main_single_gpu.py", *flags).returncode == 0
+    assert typed("main_single_gpu.py", *flags).returncode == 0
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
     deeper = "-opts MODEL.DEPTH=3 RESUME.ALLOW_CHANGED=[MODEL.DEPTH]"
     frozen = "-opts MODEL.FREEZE=[patch_embed] RESUME.ALLOW_CHANGED=[MODEL.FREEZE]"
@@ -179,7 +179,7 @@ def test_unshardable_optimizer_fails_the_check(check):
 def test_check_under_launcher_prints_a_single_table(photos):
     (photos.parent / "clean.yaml").write_text(CLEAN)
     flags = f"-cfg {photos.parent}/clean.yaml -data_path {photos} -check -output {photos}/o".split()
-    result = run("main_multi_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA_DECAY=0.5", processes=2).done()
+    result = typed("main_multi_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA_DECAY=0.5", processes=2).done()
     assert_names(rows(result.stdout)["device"][1], "processes: 2")
     assert_names(result.stdout, "TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA")  # has no effect without the EMA
     assert result.stdout.count("check: 0 wrong") == 1

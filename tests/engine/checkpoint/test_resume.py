@@ -24,7 +24,7 @@ from tests.support.image_sets import draw
 from tests.support.loading import order
 from tests.support.refusals import assert_names, flip, refused
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, run, run_folder, typed
+from tests.support.runs import Ended, run_folder, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 from utils.log import Log
@@ -36,7 +36,7 @@ SPLIT = {"rule": "hash"}
 
 def start(output: Path, *words: str, **options) -> Ended:
     """Run two short epochs, with the settings file next to the output folder."""
-    return run(
+    return typed(
         "main_single_gpu.py", "-cfg", str(output.parent / "small.yaml"), "-output", str(output), *words, **options
     )
 

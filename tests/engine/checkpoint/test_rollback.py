@@ -13,7 +13,7 @@ from engine.checkpoint.format import save_checkpoint, write_bad_batches
 from tests.support.configs import CPU, ema, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import epochs_of, run, run_folder, status_of
+from tests.support.runs import epochs_of, run_folder, status_of, typed
 from tests.support.trainers import make_trainer, train, update
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def start(tmp_path, small_yaml):
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name), "-resume", "auto"]
         flags += ["-batch_size", str(32 // processes), "-opts", *STREAKS, *RANDOM, *options]
         faults = {"poison": ["input", [processes - 1], list(poisoned)]} | faults
-        ended = run(script, *flags, processes=processes, faults=faults)
+        ended = typed(script, *flags, processes=processes, faults=faults)
         return ended.returncode, run_folder(tmp_path / name), ended.stdout
 
     return start

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.find import read_checkpoint
-from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
+from tests.support.runs import Ended, epochs_of, run, run_folder, status_of, typed
 from utils.runs import newest_first
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def start(output: Path, *words: str, **faults: list) -> Ended:
     """Run the small settings, in epochs of 4 updates."""
     words = ["-cfg", str(output.parent / "small.yaml"), "-output", str(output), *words]
-    return run("main_single_gpu.py", *words, faults={"draw_nothing": []} | faults)
+    return typed("main_single_gpu.py", *words, faults={"draw_nothing": []} | faults)
 
 
 @pytest.fixture
@@ -140,5 +140,5 @@ def test_resume_auto_without_settings_file_starts_from_pretrained_weights(output
     start(output, "-epochs", "1").done()
     weights = run_folder(output) / "best.pth"
     words = ["-pretrained", str(weights), "-output", str(output), "-name", "more", "-resume", "auto"]
-    assert "1 epoch" in run("main_single_gpu.py", *words, faults={"draw_nothing": []}).done().stdout
+    assert "1 epoch" in typed("main_single_gpu.py", *words, faults={"draw_nothing": []}).done().stdout
     assert "already finished" in run("main_single_gpu.py", *words).done().stdout

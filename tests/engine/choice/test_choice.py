@@ -16,15 +16,17 @@ import yaml
 from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 
+from datasets.sources import arrays
 from datasets.split.together import joined
 from engine.catalogue import best_of, figures, find_names
 from engine.choice.candidates import Candidate, candidates_of, with_newest_run
 from engine.choice.choose import best_of as best_candidate
-from engine.choice.choose import choose, compare, interval_of
+from engine.choice.choose import choose, compare, interval_of, is_result
 from engine.choice.measure import file_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, fold_of_each, images_of
 from engine.evaluation.scores import wilson_interval
 from engine.features.linear import PENALTY
+from engine.record.saved_files import read_object
 from engine.report.choice import notes_of
 from engine.settings import candidate_names_in, load_settings
 from engine.train.forecast import RunTimes
@@ -43,7 +45,10 @@ FOLDER = TemporaryDirectory()
 WEIGHTS = str(Path(FOLDER.name).resolve() / "vit.safetensors")
 BEST, WORSE = f"{WEIGHTS}@8", f"{WEIGHTS}@16"  # random weights see digits best in their own size
 ROW = {"exceeds_budget": False}
-DIGITS = ["-dataset", "digits", "-epochs", "1", "-opts", "DATA.HFLIP=0", "DATA.BATCH_SIZE=100"]
+DIGITS = ["-dataset", "digits", "-epochs", "1", "-opts", "DATA.HFLIP=0", "DATA.BATCH_SIZE=100", "DATA.NUM_WORKERS=0"]
+FEW_DIGITS = f"{FOLDER.name}/digits.npz"  # because each measurement fits five linear models
+NUM_DIGITS = 400
+FASTER = {"read_digits_of": [FEW_DIGITS], "judge_no_labels": [], "draw_no_curves": []}  # faults, for forks too
 
 
 def process() -> Process:
@@ -63,7 +68,11 @@ def without_times(record: dict) -> dict:
 
 @pytest.fixture(scope="module", autouse=True)
 def weights():
-    yield write_run_weights(Path(WEIGHTS))
+    with np.load(arrays.DIGITS) as content:
+        np.savez(FEW_DIGITS, **{name: values[:NUM_DIGITS] for name, values in content.items()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrays, "DIGITS", Path(FEW_DIGITS))
+        yield write_run_weights(Path(WEIGHTS))
     FOLDER.cleanup()
 
 
@@ -84,7 +93,7 @@ def test_own_size_of_digits_is_chosen_with_score_and_interval(kept):
         low, high = row["interval"]
         assert low < row["score"] < high and row["train_images_per_s"] > 0 and row["seconds"] > 0
     assert 400_000 < best["parameters"] < other["parameters"]  # fewer positions
-    assert "1,438 of 1,438 training images" in record["images"]
+    assert "320 of 320 training images" in record["images"]
 
 
 def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch):
@@ -94,17 +103,20 @@ def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch
         "engine.choice.measure.Scored", lambda plan, found: computed.extend(found) or Scored(plan, found)
     )
     plan = plan_candidate(DIGITS, Candidate(WEIGHTS, 8), process())
-    measure(plan, Candidate(WEIGHTS, 8), 0.0)
+    scored, _ = measure(plan, Candidate(WEIGHTS, 8), 0.0)
     (images,), (found,) = images_of(plan), computed
     folds, features, targets = fold_of_each(images), found.joined, found.targets
-    right = []
+    right, expected = [], []
     for fold in range(FOLDS):
         rows = folds != fold
         mean, deviation = features[rows].mean(0), features[rows].std(0) + 1e-6
         model = LogisticRegression(C=1 / (PENALTY * rows.sum()), max_iter=2_000, tol=1e-6)
         model.fit((features[rows] - mean) / deviation, targets[rows])
         right.append(model.predict((features[~rows] - mean) / deviation) == targets[~rows])
+        expected.append(model.predict_log_proba((features[~rows] - mean) / deviation))
     assert record["candidates"][0]["score"] == pytest.approx(100 * np.concatenate(right).mean(), abs=0.5)
+    logarithms = scored.outputs.log_softmax(1).numpy()
+    np.testing.assert_allclose(logarithms, np.concatenate(expected), rtol=0, atol=0.03)
 
 
 def test_each_image_is_in_one_fold():
@@ -148,14 +160,14 @@ def test_choice_that_was_killed_continues_to_the_same_table(kept, tmp_path):
     first, second = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     shutil.copy(first, tmp_path)
     text = json.loads(second.read_text())
-    wrong = [text | {"draws": ["a"]}, text | {"row": text["row"] | {"score": "70"}}, text | {"row": 5}]
-    for damaged in (
-        second.read_bytes()[:500],
-        b"{}",
-        *(json.dumps(each).encode() for each in wrong),
-    ):  # they count as none
-        (tmp_path / second.name).write_bytes(damaged)
-        assert without_times(chosen(tmp_path, BEST, WORSE)) == without_times(record)
+    damaged = tmp_path / second.name
+    damaged.write_bytes(second.read_bytes()[:500])
+    wrong = [text | {"row": text["row"] | {"score": "70"}}, text | {"row": 5}, text | {"draws": ["a"]}]
+    assert is_result(text) and not any(map(is_result, [read_object(damaged), {}, *wrong]))
+    damaged.write_text(json.dumps(wrong[-1]))  # it counts as none
+    assert without_times(chosen(tmp_path, BEST, WORSE)) == without_times(record)
+    assert (tmp_path / first.name).read_bytes() == first.read_bytes()
+    assert is_result(json.loads((tmp_path / second.name).read_text()))
 
 
 def test_candidate_that_fails_does_not_end_the_others(kept, tmp_path):
@@ -213,10 +225,14 @@ def test_few_of_six_equal_candidates_are_called_worse():
     assert num_worse <= 0.15 * num_tables
 
 
-def test_weights_with_and_without_their_own_size_are_one_candidate(kept):
-    folder, record = kept
-    size = plan_candidate(DIGITS, Candidate(WEIGHTS), process()).config.DATA.IMAGE_SIZE
-    found = chosen(folder, WEIGHTS, f"{WEIGHTS}@{size}")
+def test_weights_with_and_without_their_own_size_are_one_candidate(kept, tmp_path):
+    candidate = Candidate(WEIGHTS)
+    plan = plan_candidate(DIGITS, candidate, process())
+    size = plan.config.DATA.IMAGE_SIZE
+    result = json.loads(next(kept[0].glob("*.json")).read_text())
+    result["row"]["word"] = WEIGHTS
+    (tmp_path / file_of(plan, candidate)).write_text(json.dumps(result))  # a measurement would take seconds
+    found = chosen(tmp_path, WEIGHTS, f"{WEIGHTS}@{size}")
     assert [row["word"] for row in found["candidates"]] == [WEIGHTS]
     assert any(f"{WEIGHTS}@{size}" in note for note in found["notes"])
 
@@ -236,10 +252,10 @@ def test_candidates_that_fail_alike_share_a_line():
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
 def test_labels_and_numbers_are_scored_by_their_own_metric(kind, tmp_path):
     if kind == "labels":
-        file = several_labels.write_digits(tmp_path, 300)[0]
+        file = several_labels.write_digits(tmp_path, 150)[0]
         options = ["DATA.LABEL_SEPARATOR='|'"]
     else:
-        file = number_rows.write_digits(tmp_path, 300)[0]
+        file = number_rows.write_digits(tmp_path, 150)[0]
         options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,'*']"]
     arguments = ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", "DATA.HFLIP=0", *options]
     record = chosen(tmp_path / "out", WORSE, BEST, arguments=arguments)
@@ -289,8 +305,8 @@ def test_choice_stopped_by_a_signal_and_repeated_gives_the_same_run(tmp_path):
     folders = []
     for name, faults in (("whole", {}), ("stopped", {"tell": [0, "choice", signal.SIGTERM]})):
         words = ["-pretrained", f"choose:{BEST},{WORSE}", "-output", str(tmp_path / name), "-resume", "auto", *DIGITS]
-        faults |= {"judge_no_labels": [], "draw_no_curves": []}
-        ended = run("main_single_gpu.py", *words, "REPORT=false", faults=faults)
+        faults |= FASTER
+        ended = typed("main_single_gpu.py", *words, "REPORT=false", faults=faults)
         if "tell" in faults:
             assert ended.returncode == 128 + signal.SIGTERM, ended.printed
             assert [each.name for each in (tmp_path / name).iterdir()] == ["choice"], (
@@ -306,7 +322,7 @@ def test_choice_stopped_by_a_signal_and_repeated_gives_the_same_run(tmp_path):
 def test_weights_that_have_learned_these_images_are_no_candidate(kept, tmp_path):
     folder, record = kept
     words = ["-pretrained", WEIGHTS, "-image_size", "8", "-output", tmp_path, "-name", "run"]
-    typed("main_single_gpu.py", "-cfg", "finetune", *words, *DIGITS, "REPORT=false").done()
+    typed("main_single_gpu.py", "-cfg", "finetune", *words, *DIGITS, "REPORT=false", faults=FASTER).done()
     found = chosen(folder, str(tmp_path / "run"), BEST)
     assert found["candidates"] == record["candidates"][:1]
     assert "learned the labels of these images" in found["failed"][0]["reason"]
@@ -496,7 +512,7 @@ def test_settings_may_name_the_model_of_weights_that_do_not(tmp_path):
     file = file.rename(tmp_path / "plain, small.safetensors")
     word = str(file).replace(",", ",,")  # as the names of candidates have it
     words = ["-pretrained", f"choose:{word}@16", "-output", tmp_path, "-name", "run", *named, "REPORT=false"]
-    typed("main_single_gpu.py", *words).done()
+    typed("main_single_gpu.py", *words, faults=FASTER).done()
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["MODEL"]["NAME"] == "test_vit"
 
 
@@ -531,7 +547,7 @@ def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
     words = ["-pretrained", f"choose:{BEST},{WORSE}", "-image_size", "24", "-output", tmp_path, "-name", "run"]
     words += ["-resume", "auto", *DIGITS, "REPORT=false"]
     for sentence in (f"chosen: {BEST}", "already finished"):
-        assert sentence in typed("main_single_gpu.py", *words).done().stdout
+        assert sentence in typed("main_single_gpu.py", *words, faults=FASTER).done().stdout
         settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
         assert settings["DATA"]["IMAGE_SIZE"] == 8
     words[1] = f"choose:{WEIGHTS}"  # without @PIXELS, -image_size applies
@@ -541,20 +557,22 @@ def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
 def test_latest_run_is_that_of_the_output_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train = ["main_single_gpu.py", "-output", "mine", *DIGITS[:4]]
-    options = [*DIGITS[4:], "DATA.NUM_WORKERS=0", "REPORT=false"]
-    typed(*train, "-cfg", "finetune", "-pretrained", WEIGHTS, "-image_size", "8", "-name", "first", *options).done()
+    options = [*DIGITS[4:], "REPORT=false"]
+    words = ["-cfg", "finetune", "-pretrained", WEIGHTS, "-image_size", "8", "-name", "first"]
+    typed(*train, *words, *options, faults=FASTER).done()
     assert with_newest_run(["latest", "latest@8", "later"], "mine") == ["mine/first", "mine/first@8", "later"]
-    ended = typed("scripts/models.py", "latest@8", WORSE, *DIGITS[:4], "-output", "out", *options, "SAVE=mine").done()
+    words = ["latest@8", WORSE, *DIGITS[:4], "-output", "mine/choice"]  # the run below finds its results there
+    ended = typed("scripts/models.py", *words, *options, "SAVE=mine").done()
     assert "mine/first@8: " in ended.stdout
-    ended = typed(*train, "-pretrained", f"choose:latest@8,{WORSE}", *options).done()
+    ended = typed(*train, "-pretrained", f"choose:latest@8,{WORSE}", *options, faults=FASTER).done()
     assert "mine/first@8: " in ended.stdout and f"chosen: {WORSE}" in ended.stdout
 
 
 def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tmp_path):
     words = ["-pretrained", f"choose:{WORSE}", "-output", str(tmp_path), *DIGITS]
-    checked = run("main_single_gpu.py", "-check", "-check_images", "10", *words)
+    checked = typed("main_single_gpu.py", "-check", "-check_images", "10", *words, faults=FASTER)
     assert f"chosen: {WORSE}" in checked.done().stdout and not (tmp_path / "choice").exists()
-    ended = run("main_multi_gpu.py", *words, processes=2).done()
+    ended = typed("main_multi_gpu.py", *words, "REPORT=false", processes=2, faults=FASTER).done()
     assert ended.stdout.count(f"chosen: {WORSE}") == 1 and len([*(tmp_path / "choice").iterdir()]) == 1
     (folder,) = tmp_path.glob("train-*")
     assert yaml.safe_load((folder / "config.yaml").read_text())["DATA"]["IMAGE_SIZE"] == 16

@@ -4,7 +4,7 @@ import pytest
 
 from tests.scripts.conftest import digits  # noqa: F401
 from tests.support.configs import CONVOLUTIONS, beginning_with_weights
-from tests.support.runs import run, run_folder
+from tests.support.runs import run_folder, typed
 
 
 @pytest.fixture(scope="session")
@@ -20,5 +20,5 @@ def calibrated(tmp_path_factory, convolutions):
     """Return the folder of a run with the settings above, including its report."""
     output = tmp_path_factory.mktemp("calibrated")
     flags = ["-cfg", str(convolutions), "-output", str(output), "-opts", "REPORT=true"]
-    run("main_single_gpu.py", *flags, faults={"draw_no_curves": [], "judge_no_labels": []}).done()
+    typed("main_single_gpu.py", *flags, faults={"draw_no_curves": [], "judge_no_labels": []}).done()
     return run_folder(output)

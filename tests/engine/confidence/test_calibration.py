@@ -19,7 +19,7 @@ from models.weights.files import read_weights
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU, small_config
 from tests.support.run_hash import run_hash, state_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import run_folder, typed
 from tests.support.threads import Threads
 from tests.support.trainers import Lines, make_trainer
 from utils.distributed import Process
@@ -93,7 +93,7 @@ def test_impossible_calibration_stores_its_reason(tmp_path, monkeypatch, scores,
 def start(yaml, output, *options, processes=1, **faults):
     words = ["-cfg", str(yaml), "-output", str(output), "-resume", "auto", "-batch_size", "130", *options]
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-    return run(script, *words, processes=processes, faults={"draw_no_curves": []} | faults)
+    return typed(script, *words, processes=processes, faults={"draw_no_curves": []} | faults)
 
 
 def test_best_pth_has_the_temperature_that_fits_its_logits(calibrated):

@@ -17,7 +17,7 @@ from models.weights.files import read_record
 from models.weights.torch_files import read_torch
 from tests.support.checkpoints import checkpoint
 from tests.support.refusals import assert_names
-from tests.support.runs import Ended, rows_of, run, run_folder, typed
+from tests.support.runs import Ended, rows_of, run_folder, typed
 from tests.support.several_labels import write_digits
 
 pytestmark = pytest.mark.slow
@@ -202,7 +202,7 @@ def test_unknown_is_refused_without_a_calibration(calibrated, digits, tmp_path):
 def test_unknown_is_refused_with_several_labels(small_yaml, tmp_path):
     table, _ = write_digits(tmp_path, 200)
     flags = ["-dataset", "csv", "-data_path", str(table), "-opts", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3"]
-    run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(tmp_path / "runs"), *flags).done()
+    typed("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(tmp_path / "runs"), *flags).done()
     folder = run_folder(tmp_path / "runs")
     typed("scripts/predict.py", folder, tmp_path / "0.png", "-unknown", 0.9).refused("-unknown", "several classes")
     (tmp_path / "photos").mkdir()

@@ -24,7 +24,7 @@ from models.weights.torch_files import read_torch
 from tests.support.configs import CONVOLUTIONS, beginning_with_weights
 from tests.support.refusals import assert_names
 from tests.support.run_hash import state_hash
-from tests.support.runs import run, run_folder, typed
+from tests.support.runs import run_folder, typed
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -259,7 +259,7 @@ def test_processes_that_share_the_model_fit_the_statistics_of_one(small_yaml, di
     for count, script in ((1, "main_single_gpu.py"), (2, "main_multi_gpu.py")):
         words = ["-cfg", settings, "-output", str(tmp_path / str(count)), "-batch_size", str(160 // count)]
         words += ["-ngpus", "2", "-opts", "DIST.STRATEGY=fsdp2"] if count == 2 else []
-        run(script, *words, processes=count, faults=QUICK).done()
+        typed(script, *words, processes=count, faults=QUICK).done()
         folder = run_folder(tmp_path / str(count))
         state = torch.load(folder / "best.pth", weights_only=True)["calibration"]  # of the index, if it has shards
         found.append(from_plain(state["known"]["statistics"], state["temperature"]))
@@ -272,7 +272,7 @@ def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutio
     rising = ["TRAIN.WARMUP_START_LR=3e-3", "TRAIN.BASE_LR=1", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.GRAD_CLIP=null"]
     rising.append("TRAIN.BEST_EPOCH=highest")
     words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "3", "-batch_size", "64", "-opts", *rising]
-    run("main_single_gpu.py", *words, faults=QUICK).done()
+    typed("main_single_gpu.py", *words, faults=QUICK).done()
     folder = run_folder(tmp_path)
     assert read_torch(folder / "best.pth")["epoch"] < read_torch(folder / "last.pth")["epoch"] == 2
     assert (scores(folder, [digits / str(number) for number in range(10)], tmp_path / "x.json") >= 0).mean() > 0.9
@@ -294,10 +294,10 @@ def test_killed_run_ends_with_the_statistics_of_an_uninterrupted_one(tmp_path, s
     for name, fault in (("whole", {}), ("killed", {"kill_before": ["replace .best.pth.tmp best.pth", 2]})):
         words = ["-cfg", str(beginning_with_weights(small_yaml)), "-output", str(tmp_path / name), "-resume", "auto"]
         words += ["-batch_size", "64"]
-        ended = run("main_single_gpu.py", *words, faults=fault | QUICK)
+        ended = typed("main_single_gpu.py", *words, faults=fault | QUICK)
         if fault:
             assert ended.returncode == -signal.SIGKILL, ended.printed
-            run("main_single_gpu.py", *words, faults=QUICK).done()
+            typed("main_single_gpu.py", *words, faults=QUICK).done()
         found.append(read_torch(run_folder(tmp_path / name) / "best.pth"))
     assert "statistics" in found[0]["calibration"]["known"]
     assert state_hash(found[0]["calibration"]) == state_hash(found[1]["calibration"])

@@ -14,7 +14,7 @@ from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.refusals import assert_names
-from tests.support.runs import rows_of, run, run_folder, status_of
+from tests.support.runs import rows_of, run_folder, status_of, typed
 from tests.support.trainers import Lines, big_logits, make_trainer, train, update
 from utils.seed import seed_update
 
@@ -28,7 +28,7 @@ def start(folder, name: str, *options: str, flags: tuple = (), processes: int = 
     (folder / "small.yaml").write_text(SMALL)
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     words = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / name), "-amp", "-amp_dtype", "float16", *flags]
-    result = run(script, *words, "-opts", "REPORT_FREQ=1", *options, processes=processes, **more)
+    result = typed(script, *words, "-opts", "REPORT_FREQ=1", *options, processes=processes, **more)
     assert result.returncode == code, result.printed
     return run_folder(folder / name), result.stdout
 

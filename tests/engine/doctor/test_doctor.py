@@ -20,7 +20,7 @@ from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
-from tests.support.runs import run, run_folder, typed
+from tests.support.runs import run_folder, typed
 from tests.support.trainers import big_logits
 from utils.distributed import Process
 
@@ -164,7 +164,7 @@ def stopped(tmp_path_factory):
     torch.save(model.state_dict(), folder / "weights.pth")
     flags = ["-cfg", str(folder / "small.yaml"), "-pretrained", str(folder / "weights.pth"), "-batch_size", "4"]
     options = ["-opts", *POISONED.split(), "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1"]
-    result = run("main_single_gpu.py", *flags, "-output", str(folder / "output"), *options)
+    result = typed("main_single_gpu.py", *flags, "-output", str(folder / "output"), *options)
     assert result.returncode == 3, result.stderr
     return run_folder(folder / "output"), result.stdout
 
@@ -215,7 +215,7 @@ def trained(tmp_path_factory, small_yaml) -> Path:
     """Return the folder of a float32 run of one epoch, which has 4 updates of 320 images."""
     output = tmp_path_factory.mktemp("trained")
     words = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-batch_size", "320"]
-    run("main_single_gpu.py", *words).done()
+    typed("main_single_gpu.py", *words).done()
     return run_folder(output)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.native_images import write
 from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder, typed
+from tests.support.runs import run_folder, typed
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def train(tmp_path):
         script = f"main_{'single' if processes == 1 else 'multi'}_gpu.py"
         words = ["-cfg", str(path), "-output", str(output), "-resume", "auto", "-opts", "TRAIN.BASE_LR=1e-3"]
         faults = {"judge_no_labels": [], "draw_no_curves": []} | faults
-        return run(script, *words, f"DATA.BATCH_SIZE={8 // processes}", processes=processes, faults=faults)
+        return typed(script, *words, f"DATA.BATCH_SIZE={8 // processes}", processes=processes, faults=faults)
 
     return train
 

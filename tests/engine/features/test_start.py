@@ -26,7 +26,7 @@ from models.weights.load import load_pretrained
 from tests.support.configs import CONVOLUTIONS, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, epochs_of, last_sentence, run, run_folder, status_of, typed
+from tests.support.runs import Ended, epochs_of, last_sentence, run_folder, status_of, typed
 from tests.support.several_labels import write_digits
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def train(output: Path, flags: list[str], processes: int = 1, **faults: list) ->
     """Run without the seconds that curves and counting wrong labels take. test_named_doubts.py counts them."""
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     words = ["-output", str(output), *flags]
-    return run(script, *words, processes=processes, faults={"judge_no_labels": [], "draw_no_curves": []} | faults)
+    return typed(script, *words, processes=processes, faults={"judge_no_labels": [], "draw_no_curves": []} | faults)
 
 
 def read_features(folder: Path) -> list[SimpleNamespace]:
@@ -156,7 +156,7 @@ def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tm
     again = train(tmp_path / "eval", ["-eval", "-resume", str(folder / "best.pth")]).done()
     top1 = float(re.search(r"top-1 ([\d.]+)%", again.stdout)[1])
     assert top1 == pytest.approx(before["eval_top1"], abs=1e-3)
-    longer = run("main_single_gpu.py", "-resume", str(folder), "-epochs", "3").done()
+    longer = typed("main_single_gpu.py", "-resume", str(folder), "-epochs", "3").done()
     assert_start_is_best(longer.stdout, before)
     assert epochs_of(folder)[0] == before
 

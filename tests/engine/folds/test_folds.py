@@ -9,7 +9,7 @@ import torch
 from tests.support import number_rows, several_labels
 from tests.support.image_sets import png, write_tar
 from tests.support.parquet_files import write_parquet
-from tests.support.runs import epochs_of, last_sentence, rows, rows_of, run, status_of, typed
+from tests.support.runs import epochs_of, last_sentence, rows, rows_of, status_of, typed
 from utils.errors import AFTER_SIGNAL
 from utils.text import csv_text
 
@@ -77,7 +77,7 @@ def train(tmp_path, small_yaml):
         script = "main_multi_gpu.py" if processes > 1 else "main_single_gpu.py"
         flags = ["-cfg", small_yaml, "-output", tmp_path / "output", "-name", name, "-resume", "auto"]
         words = [*flags, *folders[write], *SMALL, *words]
-        ended = run(script, *map(str, words), processes=processes, **options)
+        ended = typed(script, *map(str, words), processes=processes, **options)
         return (ended.done() if done else ended), tmp_path / "output" / name
 
     return start

@@ -4,6 +4,7 @@ import json
 import struct
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -141,9 +142,13 @@ def test_wandb_resends_rows_that_a_kill_may_have_lost(tmp_path, monkeypatch):
         assert [row["step"] for row in sent] == expected
 
 
-def test_tensorboard_tracker_drops_repeated_steps_and_adds_pictures(tmp_path):
+def test_tensorboard_tracker_drops_repeated_steps_and_adds_pictures(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    # Files of one second are ordered by their number in this process as text: 10 before 9.
+    monkeypatch.setattr(
+        "tensorboard.summary.writer.event_file_writer._global_uid", SimpleNamespace(get=count().__next__)
+    )
     Image.new("RGB", (30, 20)).save(tmp_path / "loss.png")
     board, tracker = EventAccumulator(str(tmp_path / "tensorboard")), TensorBoard(tmp_path, {}, None)
     for start, value in ((0, 1.0), (1, 2.0)):

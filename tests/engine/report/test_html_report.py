@@ -17,7 +17,7 @@ from tests.engine.check.small_photos import CLEAN
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
 from tests.support.image_sets import draw_photos
-from tests.support.runs import rows, run, run_folder, status_of, typed
+from tests.support.runs import rows, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
 
 pytestmark = pytest.mark.slow
@@ -71,14 +71,14 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     (folder / "small.yaml").write_text(SMALL.replace("REPORT: false", "REPORT: true"))
     words = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-amp", "-output", str(folder / "o p's")]
-    run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
+    typed("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
     return run_folder(folder / "o p's")
 
 
 def test_resume_writes_the_report_of_a_killed_run(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     (folder / "report.html").unlink()
-    assert run("main_single_gpu.py", "-resume", str(folder)).returncode == 0
+    assert typed("main_single_gpu.py", "-resume", str(folder)).returncode == 0
     assert "How it was trained" in Page(folder / "report.html").headings
 
 
@@ -147,7 +147,7 @@ def test_classes_without_validation_images_are_named_by_run_and_report(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-data_path", str(tmp_path / "photos"), "-epochs", "1"]
     found = rows(typed("main_single_gpu.py", *words, "-check").stdout)
     assert found["data set"][0] == WARN and found["data set"][1].endswith("cat, zebra")
-    ended = run("main_single_gpu.py", *words, "-output", str(tmp_path / "runs"), faults={"draw_no_curves": []}).done()
+    ended = typed("main_single_gpu.py", *words, "-output", str(tmp_path / "runs"), faults={"draw_no_curves": []}).done()
     assert [line for line in ended.stdout.splitlines() if line.startswith("warning: ") and line.endswith("cat, zebra")]
     folder = run_folder(tmp_path / "runs")
     facts = status_of(folder)["about"]

@@ -39,7 +39,7 @@ from engine.train.counters import EpochResult
 from tests.support.configs import CONVOLUTIONS, CPU, small_config
 from tests.support.properties import examples
 from tests.support.run_hash import run_hash
-from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
+from tests.support.runs import epochs_of, rows_of, run_folder, status_of, typed
 from tests.support.threads import Threads
 from tests.support.trainers import Lines
 from utils.distributed import Process
@@ -356,7 +356,7 @@ PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
 
 def start(yaml, output, *options, **faults):
     words = ["-cfg", str(yaml), "-output", str(output), *options]
-    return run("main_single_gpu.py", *words, faults={"draw_no_curves": []} | faults)
+    return typed("main_single_gpu.py", *words, faults={"draw_no_curves": []} | faults)
 
 
 def tables(folder) -> dict[str, bytes]:
@@ -399,7 +399,7 @@ def test_planted_wrong_labels_are_among_the_most_certain_mistakes(mislabelled):
 
 def test_evaluating_best_pth_writes_the_same_tables(mislabelled, tmp_path):
     flags = ["-eval", "-pretrained", str(mislabelled / "best.pth"), "-output", str(tmp_path / "o")]
-    run("main_single_gpu.py", *flags, faults={"mislabel": list(WRONG_LABELS)}).done()
+    typed("main_single_gpu.py", *flags, faults={"mislabel": list(WRONG_LABELS)}).done()
     assert tables(run_folder(tmp_path / "o")) == tables(mislabelled)
 
 

@@ -9,7 +9,7 @@ from engine.train.profiler import Profiler
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import last_sentence, run, run_folder
+from tests.support.runs import last_sentence, run_folder, typed
 from tests.support.trainers import make_trainer, update
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ def start(tmp_path, small_yaml):
 
     def start(name: str, *options: str) -> tuple:
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name), "-opts", *options]
-        ended = run("main_single_gpu.py", *flags, faults={"draw_no_curves": []}).done()
+        ended = typed("main_single_gpu.py", *flags, faults={"draw_no_curves": []}).done()
         return run_folder(tmp_path / name), ended.stdout
 
     return start

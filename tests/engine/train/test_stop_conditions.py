@@ -12,7 +12,7 @@ from engine.train.forecast import Forecast, RunTimes
 from engine.train.stop_conditions import Stopped, TimeLimit
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
-from tests.support.runs import run, run_folder, status_of
+from tests.support.runs import run_folder, status_of, typed
 from tests.support.trainers import make_trainer, train, update
 from utils.program import StopSignal
 
@@ -107,7 +107,7 @@ def test_early_stopped_run_stays_finished_until_limit_is_lifted(tmp_path, small_
     def start(*options: str, processes: int = 1) -> tuple[str, str | None, int, int]:
         """Continue the run. Return its state, the reason, the number of epochs and the best epoch."""
         script = f"main_{'multi' if processes > 1 else 'single'}_gpu.py"
-        ended = run(script, *flags, *options, processes=processes, faults={"draw_no_curves": []})
+        ended = typed(script, *flags, *options, processes=processes, faults={"draw_no_curves": []})
         assert set(ended.codes) == {0}, ended.printed
         said.append(ended.stdout)
         status = status_of(run_folder(tmp_path / "run"))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+import engine.report.plot
 import utils.host
 from tests.support import contracts
 from utils.program import STOPPING, exit_code
@@ -64,12 +65,24 @@ def plant(faults: dict[str, list]) -> None:
         getattr(importlib.import_module("tests.support.planted"), name)(*values)
 
 
+PICTURES: dict[str, bytes] = {}  # {file: the first plot of this name that this process has drawn}
+
+
 def save_time() -> None:
-    """Wait for no disk, and do not measure half precision for a hint in the log. This is not a fault."""
+    """Leave out what takes long in a short run and hardly depends on it. This is not a fault."""
     # The files of tests need not survive a crash of the machine, and a run would wait for the disk 20 times.
     change(os, "fsync", lambda file: None)
     # Each run on a CPU would measure the speed of half precision: a quarter of a short run.
     change(utils.host, "time_products", lambda device, x, weight: 1.0)
+    # Drawing the curves takes a third of a short run. tests/engine/report/test_plot.py tests how they are drawn.
+    to_png = engine.report.plot.to_png
+
+    def draw_once(plot: engine.report.plot.Plot, title: str) -> bytes:
+        if plot.file not in PICTURES:
+            PICTURES[plot.file] = to_png(plot, title)
+        return PICTURES[plot.file]
+
+    change(engine.report.plot, "to_png", draw_once)
 
 
 @contextlib.contextmanager
@@ -83,6 +96,7 @@ def like_a_process(faults: dict[str, list], environment: dict[str, str]) -> Iter
         torch.set_num_threads(1)  # as in forks
         os.environ.clear()
         os.environ.update(environment)
+        save_time()
         plant(faults)
         yield
     finally:

@@ -46,7 +46,7 @@ from engine.train.callback import Callback
 from engine.train.forecast import Forecast, RunTimes
 from engine.train.trainer import Trainer
 from tests.support.forks import DEADLINE, ForkingPopen
-from tests.support.in_process import change, save_time  # noqa: F401
+from tests.support.in_process import change
 from tests.support.planted_in_saves import (  # noqa: F401
     fill,
     fill_disk,

@@ -5,7 +5,6 @@ import signal
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from datasets.sources import arrays
@@ -13,6 +12,7 @@ from tests.support import contracts
 from tests.support.configs import SMALL
 from tests.support.distribution import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path, start_server
+from tests.support.image_sets import write_few_digits
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
 from tests.support.ranks import RANKS
@@ -67,8 +67,7 @@ def small_yaml(tmp_path_factory) -> Path:
 def few_digits(tmp_path_factory):
     """Let the data set `digits` have 700 images in this process, because some commands compute much for each image."""
     file = tmp_path_factory.mktemp("few") / "digits.npz"
-    with np.load(arrays.DIGITS) as content:
-        np.savez(file, **{name: values[:700] for name, values in content.items()})
+    write_few_digits(file, 700)
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(arrays, "DIGITS", file)
         yield

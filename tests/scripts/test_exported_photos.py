@@ -314,7 +314,7 @@ def test_int8_that_loses_accuracy_is_refused_and_names_the_layer(trained, photo_
     bias[0], weight[:, 0] = 1e4, 0.0
     torch.save(state, tmp_path / "best.pth")
     model, num_changed = onnx.load(photo_graph), 0
-    for tensor in model.graph.initializer:  # as if it were traced again, which takes ten seconds
+    for tensor in model.graph.initializer:  # change the graph, because tracing another takes ten seconds
         for old, new in zip(before, (bias.numpy(), weight.T.numpy()), strict=True):
             if np.array_equal(onnx.numpy_helper.to_array(tensor), old):
                 tensor.CopyFrom(onnx.numpy_helper.from_array(new, tensor.name))

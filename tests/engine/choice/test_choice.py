@@ -31,7 +31,7 @@ from engine.report.choice import notes_of
 from engine.settings import candidate_names_in, load_settings
 from engine.train.forecast import RunTimes
 from tests.support import number_rows, several_labels
-from tests.support.image_sets import draw_patches
+from tests.support.image_sets import draw_patches, write_few_digits
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, typed
@@ -68,8 +68,7 @@ def without_times(record: dict) -> dict:
 
 @pytest.fixture(scope="module", autouse=True)
 def weights():
-    with np.load(arrays.DIGITS) as content:
-        np.savez(FEW_DIGITS, **{name: values[:NUM_DIGITS] for name, values in content.items()})
+    write_few_digits(Path(FEW_DIGITS), NUM_DIGITS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "DIGITS", Path(FEW_DIGITS))
         yield write_run_weights(Path(WEIGHTS))

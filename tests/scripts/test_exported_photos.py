@@ -23,13 +23,13 @@ from tests.support.pages import block_of
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows_of, run_folder, typed
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_digits")]
-NUM_VAL = 140  # validation images of few_digits
+pytestmark = pytest.mark.slow
+NUM_VAL = 90  # validation images of the digits of tests
 onnx = pytest.importorskip("onnx")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, small_yaml, few_digits):
+def trained(tmp_path_factory, small_yaml):
     output = tmp_path_factory.mktemp("trained")
     settings = beginning_with_weights(small_yaml)
     words = ["-cfg", str(settings), "-output", str(output), "-epochs", "4"]

@@ -46,7 +46,7 @@ from engine.train.callback import Callback
 from engine.train.forecast import Forecast, RunTimes
 from engine.train.trainer import Trainer
 from tests.support.forks import DEADLINE, ForkingPopen
-from tests.support.in_process import change
+from tests.support.in_process import SHIPPED_DIGITS, change
 from tests.support.planted_in_saves import (  # noqa: F401
     fill,
     fill_disk,
@@ -544,9 +544,9 @@ def judge_no_labels() -> None:
     change(doubts, "MOST_JUDGED", 0)
 
 
-def read_digits_of(path: str) -> None:
-    """Read the digits of another file, which has fewer. This is not a fault."""
-    change(arrays, "DIGITS", Path(path))
+def read_all_digits() -> None:
+    """Let the data set `digits` have all its images. This is not a fault."""
+    change(arrays, "DIGITS", SHIPPED_DIGITS)
 
 
 def mislabel(*numbers: int) -> None:

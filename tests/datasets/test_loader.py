@@ -73,13 +73,13 @@ def test_loading_does_not_change_the_global_random_state():
 @pytest.mark.parametrize(("world_size", "in_groups"), [(1, False), (3, False), (3, True)])
 def test_evaluation_covers_every_image_once(world_size, in_groups):
     """Images in groups, as in Parquet files, are split into one range per process, so each reads few extra groups."""
-    config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=17)  # for 120, 120 and 119 images
+    config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=17)  # 30 images for each of three processes
     _, val = open_sets(config)
     val.is_read_in_groups = in_groups
     shares = [build_eval_data(config, val, Process(CPU, rank, world_size=world_size)) for rank in range(world_size)]
     batches = [batch for share in shares for batch in share]
     assert all(np.ptp(share.share) == len(share.share) - 1 for share in shares) is (in_groups or world_size == 1)
-    assert {share.num_samples for share in shares} == {359} and sum(batch.num_samples for batch in batches) == 359
+    assert {share.num_samples for share in shares} == {90} and sum(batch.num_samples for batch in batches) == 90
     assert max(len(batch.images) for batch in batches) == 17
     assert len({len(list(share)) for share in shares}) == 1, (
         "processes have equally many batches; the last may be empty"

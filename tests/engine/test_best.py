@@ -135,7 +135,7 @@ OTHER_FOLD = "RESUME.ALLOW_CHANGED=[DATA.FOLD,NUM_IMAGES,IMAGES]"
 
 
 def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, small_yaml):
-    given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -check -check_images 50".split()
+    given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -check -check_images 10".split()
 
     def check(part):
         words = [f"DATA.FOLD={part}", "TRAIN.NUM_EPOCHS=2", OTHER_FOLD]

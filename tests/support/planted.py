@@ -113,6 +113,8 @@ def forget_our_modules() -> None:
             del sys.modules[name]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != root]
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if elastic := sys.modules.get("torch.distributed.elastic.rendezvous.api"):
+        elastic.rendezvous_handler_registry._registry.pop("one machine", None)  # utils.one_machine adds it again
 
 
 def limit_files(size: int) -> None:

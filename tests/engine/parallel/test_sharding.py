@@ -171,7 +171,10 @@ def test_training_continues_from_sharded_checkpoint_with_another_world_size(runs
     found = launch("tests.support.programs.train_sharded", world_size, settings, folder / f"{world_size}.pth", case)[
         "other"
     ]
-    assert len(found["updates"]) == 2 and found["updates"][-1][0] < runs["saved"]["updates"][0][0]
+    losses, unbroken = ([loss for loss, _, _ in each["updates"]] for each in (found, runs["saved"]))
+    assert losses == pytest.approx(
+        unbroken[2:], rel={1: 1e-5, 3: 3e-3}[world_size]
+    )  # of the same or almost the same images
 
 
 @pytest.mark.parametrize("option", cases_of("mistakes-of_shards"))

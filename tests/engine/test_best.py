@@ -119,7 +119,7 @@ def test_two_processes_end_like_one_if_the_validation_loss_is_nan(words_of, tmp_
     found, faults = [], {"spoil_evaluations": [], "draw_no_curves": []}
     for processes in (1, 2):
         script, output = f"main_{'multi' if processes > 1 else 'single'}_gpu.py", tmp_path / str(processes)
-        flags = ["-output", str(output), "-batch_size", str(16 // processes)]
+        flags = ["-output", str(output), "-batch_size", str(64 // processes)]
         ended = typed(script, *flags, *words_of(metric), processes=processes, faults=faults).done()
         folder = run_folder(output)
         status = json.loads((folder / "status.json").read_text(), parse_constant=pytest.fail)

@@ -205,10 +205,10 @@ def test_three_processes_resume_after_kill_to_equal_bits(tmp_path):
     for name in ("straight", "killed"):
         (folder := tmp_path / name).mkdir()
         (folder / "small.yaml").write_text(SMALL)
-        words = ["-cfg", "small.yaml", "-output", "output", "-resume", "auto", "-opts", "DATA.BATCH_SIZE=12"]
+        words = ["-cfg", "small.yaml", "-output", "output", "-resume", "auto", "-opts", "DATA.BATCH_SIZE=20"]
         words += ["SAVE_STEPS=1", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DROPOUT=0.1"]
         if name == "killed":
-            faults = {"signal_at": [7, 9, [0, 1, 2]]}
+            faults = {"signal_at": [4, 9, [0, 1, 2]]}
             assert run("main_multi_gpu.py", *words, processes=3, cwd=folder, faults=faults).returncode
         ended = run("main_multi_gpu.py", *words, processes=3, cwd=folder).done()
         assert ("after epoch 0 and step" in ended.stdout) == (name == "killed")

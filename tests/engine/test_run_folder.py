@@ -51,7 +51,7 @@ def test_existing_run_name_is_refused_without_resume(folder):
     before = {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()}
     start(folder).refused("NAME", folder / "o/mine", f"-resume {folder / 'o/mine'}", "-name")
     assert {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()} == before
-    found = rows(start(folder, "-check", "-check_images", "50").stdout)["output"]
+    found = rows(start(folder, "-check", "-check_images", "10").stdout)["output"]
     assert found[0] == "WRONG" and str(folder / "o/mine") in found[1]
     goes_on = start(folder, "-resume", "auto").done()
     assert "Epoch[" not in goes_on.stdout, "its only epoch is already trained"

@@ -106,7 +106,7 @@ def test_memory_estimates_do_not_compile_the_model(tmp_path, monkeypatch):
 
 # Small sizes for each kind of model, with all that affects graphs: dropout, drop path, EMA, accumulation, mixing.
 SMALLER = "AMP=true DATA.DATASET=digits DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.5]"
-SMALLER += " DATA.BATCH_SIZE=512 DATA.BATCH_SIZE_EVAL=200 DATA.NUM_WORKERS=0 DATA.DROP_LAST=false MODEL.PRETRAINED=None"
+SMALLER += " DATA.BATCH_SIZE=128 DATA.BATCH_SIZE_EVAL=50 DATA.NUM_WORKERS=0 DATA.DROP_LAST=false MODEL.PRETRAINED=None"
 OF_KIND = {
     "vit": "DATA.IMAGE_SIZE=8 MODEL.PATCH_SIZE=4 MODEL.EMBED_DIM=16 MODEL.NUM_HEADS=2 MODEL.DEPTH=3",
     "timm": "DATA.IMAGE_SIZE=16 MODEL.NAME=test_resnet "

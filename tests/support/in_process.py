@@ -32,7 +32,7 @@ ONLY_IN_FORKS = {
     *("die_when_shown", "kill_after_choice", "kill_at", "kill_before", "kill_before_results", "kill_worker"),
     *("hold", "ignore", "signal_at", "signal_at_image", "signal_at_ranking", "take_at_once", "tell"),
     *("enter_network", "forget_our_modules", "limit_files", "limit_open_files", "limit_shared_memory"),
-    *("compile_without_code", "end_thread", "list_reads", "set_time_zone", "start_python_as_forks"),
+    *("compile_without_code", "disable_asserts", "end_thread", "list_reads", "set_time_zone", "start_python_as_forks"),
     "run_out_of_memory",  # its hooks keep the trainer, and so the lock on the run's folder
 }
 # State of the process that a run may set: functions that read and set it, and attributes.

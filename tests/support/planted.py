@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import importlib
+import importlib.machinery
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 
 import numpy as np
 import torch
@@ -114,6 +116,18 @@ def forget_our_modules() -> None:
             del sys.modules[name]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != root]
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if elastic := sys.modules.get("torch.distributed.elastic.rendezvous.api"):
+        elastic.rendezvous_handler_registry._registry.pop("one machine", None)  # utils.one_machine adds it again
+
+
+def disable_asserts() -> None:
+    """Load our modules again without their asserts, as python -O does."""
+    forget_our_modules()
+
+    def compile_without_asserts(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType:
+        return compile(loader.get_data(loader.path), loader.path, "exec", dont_inherit=True, optimize=1)
+
+    change(importlib.machinery.SourceFileLoader, "get_code", compile_without_asserts)
 
 
 def limit_files(size: int) -> None:

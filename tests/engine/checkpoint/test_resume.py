@@ -45,7 +45,7 @@ def start(output: Path, *words: str, **options) -> Ended:
 def trained(tmp_path_factory, small_yaml) -> Path:
     """Return the output of a run of two epochs, with a checkpoint for each."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "small.yaml").write_text(small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 160"))
+    (folder / "small.yaml").write_text(small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 80"))
     ended = start(folder / "o", "-resume", "auto", "-opts", "SAVE_FREQ=1").done()
     assert_names(ended.stdout, "resume", folder / "o")  # there was nothing to resume
     return folder / "o"
@@ -159,7 +159,7 @@ def test_last_epoch_gets_a_numbered_checkpoint_despite_save_freq(again):
 def test_resume_ignores_pretrained_file_and_evaluation_ignores_training_settings(again):
     weights, second = run_folder(again) / "best.pth", again.parent / "second"
     words = ["-pretrained", str(weights)]
-    begun = start(second, *words, faults={"signal_at": [5, signal.SIGTERM, [0]]})
+    begun = start(second, *words, faults={"signal_at": [2, signal.SIGTERM, [0]]})
     assert begun.returncode == 128 + signal.SIGTERM, begun.stderr
     weights.unlink()
     start(second, *words, "-resume", "auto").done()
@@ -167,7 +167,7 @@ def test_resume_ignores_pretrained_file_and_evaluation_ignores_training_settings
     start(second, "-amp", "-eval", "-resume", str(run_folder(second) / "last.pth"), *training_only).done()
 
 
-CHECK = ("-check", "-check_images", "50")
+CHECK = ("-check", "-check_images", "10")
 USES = {  # {command: (its words, and the checkpoint in the run whose weights it uses)}
     "predict": ("scripts/predict.py", ["RUN", "digit.png", "-json", "found.json"], "best.pth"),
     "export": ("scripts/export.py", ["RUN", "-output", "found.safetensors"], "best.pth"),

@@ -34,7 +34,8 @@ LISTS = f"{BF16},PRECISION.CUSTOM_BLACK_LIST=blocks.0.mlp"
 IN_FLOAT32 = {"fp32": "", "dropout": DROPOUT}
 IN_HALF = {"bf16": BF16, "fp16": FP16, "frozen": FROZEN, "lists": LISTS}
 PAIRS = IN_FLOAT32 | IN_HALF
-DDP_COMPILED = {"accumulating": "", "static": "TRAIN.ACCUM_ITER=1"}  # without and with a static graph
+# Without and with a static graph.
+DDP_COMPILED = {"accumulating": "MODEL.DEPTH=1", "static": "MODEL.DEPTH=1,TRAIN.ACCUM_ITER=1"}
 
 
 def cases(folder) -> dict[str, str]:
@@ -171,7 +172,9 @@ def test_training_continues_from_sharded_checkpoint_with_another_world_size(runs
     found = launch("tests.support.programs.train_sharded", world_size, settings, folder / f"{world_size}.pth", case)[
         "other"
     ]
-    assert len(found["updates"]) == 2 and found["updates"][-1][0] < runs["saved"]["updates"][0][0]
+    losses, unbroken = ([loss for loss, _, _ in each["updates"]] for each in (found, runs["saved"]))
+    # One process has the same images in each update, three have almost the same.
+    assert losses == pytest.approx(unbroken[2:], rel={1: 1e-5, 3: 3e-3}[world_size])
 
 
 @pytest.mark.parametrize("option", cases_of("mistakes-of_shards"))

@@ -58,14 +58,14 @@ def test_terminal_shows_a_table_with_one_row_per_epoch(seen):
 def test_bar_counts_the_images_of_each_epoch_on_one_row(seen):
     folder, screen = seen
     bar = re.compile(
-        r"epoch (?P<epoch>\d)/2: +(?P<percent>\d+)%\|(?P<bar>.*)\| (?P<images>\d+)/1408 images(?P<facts>.*)"
+        r"epoch (?P<epoch>\d)/2: +(?P<percent>\d+)%\|(?P<bar>.*)\| (?P<images>\d+)/352 images(?P<facts>.*)"
     )
     drawn = [found for text in screen.shown if (found := bar.fullmatch(text))]
     for number, epoch in enumerate(epochs_of(folder), start=1):
         bars = [found for found in drawn if found["epoch"] == str(number)]
-        assert [*dict.fromkeys(int(found["images"]) for found in bars)] == [*range(0, 1408 + 1, 32)]
+        assert [*dict.fromkeys(int(found["images"]) for found in bars)] == [*range(0, 352 + 1, 32)]
         for found in bars:
-            share = int(found["images"]) / 1408
+            share = int(found["images"]) / 352
             assert abs(int(found["percent"]) - 100 * share) < 1
             assert abs(len(found["bar"].rstrip()) - len(found["bar"]) * share) <= 1
             assert len(found[0]) < COLUMNS
@@ -96,7 +96,7 @@ def test_line_is_printed_above_the_bar(monkeypatch):
 
 def test_bars_disappear_when_their_work_is_done(seen):
     _, screen = seen
-    assert any(re.match(r"evaluating: 100%\|█+\| 359/359", text) for text in screen.shown)
+    assert any(re.match(r"evaluating: 100%\|█+\| 90/90", text) for text in screen.shown)
     assert not [line for line in screen.lines() if "%|" in line]
 
 

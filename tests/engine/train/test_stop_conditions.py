@@ -130,7 +130,7 @@ class MovesTime(Callback):
         self.now += 100 if trainer.step == 1 else 10
 
 
-def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path):
+def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path, all_digits):
     told, said, time = [], [], MovesTime()
     config = small_config(tmp_path, "REPORT_FREQ=1", "RUN.MAX_TIME=16m", "CALIBRATE=false")
     trainer = make_trainer(config)

@@ -155,7 +155,6 @@ def test_folders_that_cannot_be_flushed_do_not_stop_a_run(tmp_path, tiny, monkey
         if flushed[-1]:
             raise OSError(errors.pop(), "some shared folders cannot be flushed")
 
-    monkeypatch.setattr("tests.support.in_process.save_time", lambda: None)  # it would replace fsync
     monkeypatch.setattr(os, "fsync", fsync)
     errors = [errno.EINVAL, errno.EBADF] * 1000
     typed("main_single_gpu.py", "-cfg", tiny, "-output", tmp_path / "o", "-epochs", "1").done()

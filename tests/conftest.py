@@ -12,6 +12,7 @@ from tests.support import contracts
 from tests.support.configs import SMALL
 from tests.support.distribution import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path, start_server
+from tests.support.graphs import read_operators_once
 from tests.support.in_process import SHIPPED_DIGITS, read_few_digits
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
@@ -22,6 +23,7 @@ from utils.torch_internals import import_timm
 import_timm()  # before a test does, because an ordinary import of timm takes 6 s longer
 contracts.install()
 read_few_digits()
+read_operators_once()
 BEFORE = pytest.StashKey[set[Path]]()  # the files of the checkout at the start
 
 

@@ -70,7 +70,7 @@ def plant(faults: dict[str, list]) -> None:
         getattr(importlib.import_module("tests.support.planted"), name)(*values)
 
 
-FSYNC, TO_PNG = os.fsync, engine.report.plot.to_png
+FSYNC, TO_PNG, ARE_NEAR = os.fsync, engine.report.plot.to_png, datasets.identity.are_near
 PICTURE = io.BytesIO()
 Image.new("RGB", (8, 6)).save(PICTURE, "PNG")
 NEAR: dict[tuple, bool] = {}  # {pair of images: whether they are near copies}, of the pairs this process has compared
@@ -86,15 +86,15 @@ def save_time() -> None:
     # Drawing the curves takes a third of a short run. The fault draw_curves draws them.
     change(engine.report.plot, "to_png", lambda plot, title: PICTURE.getvalue())
     # Comparing digits that look alike takes longer than training on them, and most tests use the same digits.
-    are_near = datasets.identity.are_near
-
-    def compare_once(one: Image.Image, other: Image.Image, rounds: tuple) -> bool:
-        pair = (rounds, *((each.size, hash(each.tobytes())) for each in (one, other)))
-        if pair not in NEAR:
-            NEAR[pair] = are_near(one, other, rounds)
-        return NEAR[pair]
-
     change(datasets.identity, "are_near", compare_once)
+
+
+def compare_once(one: Image.Image, other: Image.Image, rounds: tuple) -> bool:
+    """Return whether two images are near copies, and remember it."""
+    pair = (rounds, *((each.size, hash(each.tobytes())) for each in (one, other)))
+    if pair not in NEAR:
+        NEAR[pair] = ARE_NEAR(one, other, rounds)
+    return NEAR[pair]
 
 
 def read_few_digits() -> None:

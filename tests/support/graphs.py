@@ -24,7 +24,7 @@ def read_operators_once() -> None:
 
 
 def share_graph(monkeypatch: pytest.MonkeyPatch, graph: Path) -> None:
-    """Let exports to onnx and web copy this file, with their own facts. If it is missing, the first export writes it."""
+    """Let exports to onnx and web copy this file with their own facts. If it is missing, the first export writes it."""
     write_onnx = formats.write_onnx
 
     def write(subject, path):

@@ -91,7 +91,7 @@ def test_other_sign_of_known_decided_by_rounding_refuses_no_export(trained, expo
     statistics = state["calibration"]["known"]["statistics"]
     known = from_plain(statistics, state["calibration"]["temperature"])
     # The limit and the median of the scores are nearly the same.
-    known.scales[:, 1] = known.scales[:, 0] + known.scales[:, 0].abs() * 3e-7
+    known.scales[:, 1] = known.scales[:, 0] + known.scales[:, 0].abs() * 1e-7
     statistics |= to_plain(known)
     torch.save(state, tmp_path / "best.pth")
     ended = export_changed(lambda photo, probabilities, known: (probabilities, -known), tmp_path / "best.pth").done()

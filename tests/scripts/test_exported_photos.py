@@ -129,11 +129,11 @@ def modes(digits, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def as_stored(trained, photo_graph, tmp_path_factory):
-    """Return a checkpoint with DATA.EXIF=ignore, and its page, whose graph is the same but for its facts."""
+def upright(trained, photo_graph, tmp_path_factory):
+    """Return a checkpoint with DATA.EXIF=apply, and its page, whose graph is the same but for its facts."""
     folder = tmp_path_factory.mktemp("stored")
     state = torch.load(trained / "best.pth", weights_only=True)
-    state["config"]["DATA.EXIF"] = "ignore"
+    state["config"]["DATA.EXIF"] = "apply"  # digits have no EXIF, so their run ignores it
     torch.save(state, folder / "best.pth")
     with pytest.MonkeyPatch.context() as patch:
         share_graph(patch, photo_graph)
@@ -143,9 +143,9 @@ def as_stored(trained, photo_graph, tmp_path_factory):
 
 @pytest.mark.parametrize("exif", ["apply", "ignore"])
 def test_documented_code_answers_as_predict_for_images_of_every_mode(
-    trained, photo_graph, as_stored, modes, tmp_path, monkeypatch, exif
+    trained, photo_graph, upright, modes, tmp_path, monkeypatch, exif
 ):
-    model, graph = (trained, photo_graph) if exif == "apply" else (as_stored[0], as_stored[1] / "model.onnx")
+    model, graph = (trained, photo_graph) if exif == "ignore" else (upright[0], upright[1] / "model.onnx")
     shutil.copy(graph, tmp_path / "pets.onnx")
     monkeypatch.chdir(tmp_path)
     code = block_of(ROOT / "docs/exporting.md", "exif_transpose")
@@ -302,9 +302,9 @@ def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photo_gra
     assert len(answers) == len(list(photos.iterdir()))
 
 
-def test_page_without_a_runtime_names_one_version_and_its_checksums(as_stored):
-    facts = json.loads((as_stored[1] / "model.json").read_text())
-    assert "<title>digits</title>" in (as_stored[1] / "index.html").read_text()
+def test_page_without_a_runtime_names_one_version_and_its_checksums(upright):
+    facts = json.loads((upright[1] / "model.json").read_text())
+    assert "<title>digits</title>" in (upright[1] / "index.html").read_text()
     assert all(re.search(r"/onnxruntime-web@\d+\.\d+\.\d+/dist/", each["url"]) for each in facts["runtime"])
     assert [each["integrity"] for each in facts["runtime"]] == [f"sha384-{digest}" for digest in RUNTIME.values()]
 

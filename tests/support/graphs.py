@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import shutil
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,18 @@ def read_operators_once() -> None:
 
 
 def share_graph(monkeypatch: pytest.MonkeyPatch, graph: Path) -> None:
-    """Let exports to onnx and web copy this file. If it is missing, the first export writes it."""
+    """Let exports to onnx and web copy this file with their own facts. If it is missing, the first export writes it."""
     write_onnx = formats.write_onnx
 
     def write(subject, path):
+        import onnx
+
         if not graph.exists():
             write_onnx(subject, graph)
-        shutil.copy(graph, path)
+        model = onnx.load(graph)
+        del model.metadata_props[:]
+        onnx.helper.set_model_props(model, subject.facts)
+        onnx.save(model, path)
 
     monkeypatch.setattr(formats, "write_onnx", write)
     monkeypatch.setitem(formats.FORMATS, "onnx", formats.FORMATS["onnx"]._replace(write=write))

@@ -89,7 +89,7 @@ def save_time() -> None:
     change(datasets.identity, "are_near", compare_once)
 
 
-def compare_once(one: Image.Image, other: Image.Image, rounds: tuple[tuple[int, int], ...]) -> bool:
+def compare_once(one: Image.Image, other: Image.Image, rounds: tuple[tuple, ...]) -> bool:
     """Return whether two images are near copies, and remember it."""
     pair = (rounds, *((each.size, hash(each.tobytes())) for each in (one, other)))
     if pair not in NEAR:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from configs.load import load
 from configs.schema import Config, Start
-from engine.checkpoint.compare import refuse_changes
+from engine.checkpoint.compare import changes, refuse_changes
 from engine.checkpoint.find import find_newest, newest_in, read_checkpoint
 from engine.checkpoint.format import numbered, remove_old, save_checkpoint
 from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, find_checkpoint
@@ -113,6 +113,12 @@ def test_resume_from_foreign_weights_continues_after_their_last_epoch(again, nam
 
 def test_last_epoch_flag_must_match_the_checkpoint(again):
     assert [start(again, "-resume", "auto", "-last_epoch", epoch).returncode for epoch in "12"] == [2, 0]
+
+
+@pytest.mark.parametrize("before, now", [("none", "disk"), ("none", 64), (64, "none"), (64, 48)])
+def test_only_caches_with_the_same_pixels_replace_each_other(before, now):
+    found = changes({"DATA.CACHE": before}, {"DATA.CACHE": now})
+    assert list(found) == ([] if now == "disk" else ["DATA.CACHE"])
 
 
 @pytest.mark.parametrize("case", cases_of("changes_on_resume"))

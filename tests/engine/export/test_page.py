@@ -13,6 +13,8 @@ DOCUMENT = """
 class Item {
   constructor(kind) { this.kind = kind; this.items = []; this.classList = { toggle() {} }; }
   append(...items) { this.items.push(...items); }
+  prepend(item) { this.items.unshift(item); }
+  remove() { this.textContent = ""; }
   addEventListener() {}
   setAttribute() {}
 }
@@ -20,25 +22,44 @@ const kept = new Item("body");
 const document = { createElement: (kind) => new Item(kind), getElementById: () => kept, addEventListener() {} };
 const fetch = async () => { throw new Error("no network"); };
 """
-SHOW = """
+TEXTS = """
+const textsOf = (item) => [...(item.textContent ? [item.textContent] : []), ...item.items.flatMap(textsOf)];
+"""
+SHOW = f"""{TEXTS}
 const [facts, result] = JSON.parse(process.argv[1]), place = new Item("div");
 model = facts;
 show(place, result);
-const textsOf = (item) => [...(item.textContent ? [item.textContent] : []), ...item.items.flatMap(textsOf)];
 console.log(JSON.stringify(textsOf(place)));
 """
+# Adds photos with these names. One that is called notes.txt is no image.
+ADD = f"""{TEXTS}
+model = {{ several: false, threshold: 0 }};
+URL.createObjectURL = () => "";
+classify = async ({{ name }}) => {{
+  if (name === "notes.txt") throw new Error("no image");
+  return {{ guesses: [{{ name: `class of ${{name}}`, probability: 1 }}], isStranger: false }};
+}};
+JSON.parse(process.argv[1]).forEach((name) => add({{ name }}));
+queue.then(() => console.log(JSON.stringify(kept.items.map(textsOf))));
+"""
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here (apt-get install nodejs)")
+
+
+def printed(program: str, argument: object) -> list:
+    """Return what the page's program and this one print as JSON."""
+    code = DOCUMENT + (PAGE / "page.js").read_text(encoding="utf-8") + program
+    words = ["node", "-e", code, json.dumps(argument)]
+    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
 def shown(probabilities: dict[str, float], is_stranger: bool = False, **facts) -> list[str]:
     """Return the texts that the page shows for a photo with these probabilities, the largest first."""
     guesses = [{"name": name, "probability": value} for name, value in probabilities.items()]
-    result = {"guesses": guesses, "isStranger": is_stranger}
-    program = DOCUMENT + (PAGE / "page.js").read_text(encoding="utf-8") + SHOW
-    words = ["node", "-e", program, json.dumps([{"several": False, "threshold": 0.9} | facts, result])]
-    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    return printed(
+        SHOW, [{"several": False, "threshold": 0.9} | facts, {"guesses": guesses, "isStranger": is_stranger}]
+    )
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here (apt-get install nodejs)")
 def test_page_says_why_a_photo_is_unknown():
     birds = {"birds": 0.828, "cars": 0.172}
     assert shown(birds, threshold=0.8) == ["birds", "birds", "82.8%", "cars", "17.2%"]
@@ -49,3 +70,16 @@ def test_page_says_why_a_photo_is_unknown():
         assert texts[1].startswith("Of the known classes") and texts[2:] == ["birds", "82.8%", "cars", "17.2%"]
     assert shown({"birds": 0.6, "cars": 0.55}, several=True)[0] == "birds, cars"
     assert shown({"birds": 0.4}, several=True) == ["no label", "birds", "40.0%"]
+
+
+def test_intervals_of_numbers_end_at_the_limits_of_the_numbers():
+    facts = {"numbers": True, "classes": ["count", "share", "age"], "interval": [3.5, 0.4, None]}
+    facts |= {"limits": [[0, None], [-1, 0], [None, None]]}
+    texts = printed(SHOW, [facts, {"values": [1.2, -0.25, 30.123456], "isStranger": False}])
+    assert texts == ["count", "1.20 (0.00 to 4.70)", "share", "-0.250 (-0.650 to 0.000)", "age", "30.123"]
+
+
+def test_photos_after_a_file_that_is_no_image_are_classified():
+    photos = printed(ADD, ["1.jpg", "notes.txt", "2.jpg"])[::-1]
+    assert [texts[0] for texts in photos] == ["1.jpg", "notes.txt", "2.jpg"]
+    assert "class of 1.jpg" in photos[0] and "no image" in photos[1] and "class of 2.jpg" in photos[2]

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import Config
+from engine.evaluation.scores import Scores
 from engine.parallel import Parallel
 from engine.record.console import Console
 from engine.record.timing import HostClock, Timing, shares
 from engine.train.callback import PHASES, Callback
-from engine.train.counters import Counters, Report
+from engine.train.counters import Counters, EpochResult, Report
 from tests.support.configs import CPU, small_config
 from tests.support.forks import DEADLINE
 from tests.support.trainers import Reports, make_trainer, train, update
@@ -212,6 +213,17 @@ def test_progress_bar_reads_counters_without_other_processes(tmp_path):
     console._report = Report(*[0] * 11)
     console.on_update(trainer)
     assert asked == [1]
+
+
+def test_time_left_after_an_epoch_counts_none_of_its_own_evaluation(tmp_path):
+    config, told = small_config(tmp_path), []
+    # The forecast counts an evaluation of 60 s for each of the two epochs that is not done.
+    forecast = SimpleNamespace(left=lambda trainer, num_done: 60.0 * (2 - num_done))
+    log = SimpleNamespace(show=told.append, detail=lambda line: None)
+    trainer = make_trainer(config)
+    console = Console(config, log, Timing(HostClock()), forecast)
+    console.on_epoch_end(trainer, EpochResult(Report(*[0] * 11), {"": Scores(1.0, 50.0, 100.0, 90, 0)}, 1, 1, 1))
+    assert told[-1].endswith(" 1:00")
 
 
 class Losses(Callback):

@@ -18,8 +18,9 @@ class Item {
   addEventListener() {}
   setAttribute() {}
 }
-const kept = new Item("body");
-const document = { createElement: (kind) => new Item(kind), getElementById: () => kept, addEventListener() {} };
+const kept = new Item("body"), handlers = {};
+const addEventListener = (name, handler) => { handlers[name] = handler; };
+const document = { createElement: (kind) => new Item(kind), getElementById: () => kept, addEventListener };
 const fetch = async () => { throw new Error("no network"); };
 """
 TEXTS = """
@@ -41,6 +42,35 @@ classify = async ({{ name }}) => {{
 }};
 JSON.parse(process.argv[1]).forEach((name) => add({{ name }}));
 queue.then(() => console.log(JSON.stringify(kept.items.map(textsOf))));
+"""
+# Drops a photo before and after the graph has been loaded.
+DROP = f"""{TEXTS}
+const dropPhoto = () => handlers.drop({{ preventDefault() {{}}, dataTransfer: {{ files: [{{ name: "1.jpg" }}] }} }});
+URL.createObjectURL = () => "";
+classify = async () => ({{ guesses: [{{ name: "cat", probability: 1 }}], isStranger: false }});
+model = {{ several: false, threshold: 0 }};
+dropPhoto();
+const before = kept.items.length;
+session = {{}};
+dropPhoto();
+queue.then(() => console.log(JSON.stringify([before, kept.items.map(textsOf)])));
+"""
+# Reads an image whose rows have the opacities of the argument, on a canvas that keeps what transparent pixels cover.
+READ = """
+const opacities = JSON.parse(process.argv[1]), width = 2 ** 21;
+const createImageBitmap = async () => ({ width, height: opacities.length, close() {} });
+class OffscreenCanvas {
+  constructor(width, height) { this.pixels = new Uint8Array(width * height * 4); }
+  getContext() { return this; }
+  clearRect() { this.pixels.fill(0); }
+  drawImage(image, left, top) {
+    for (let row = 0; row * width * 4 < this.pixels.length; row++)
+      if (opacities[row - top]) this.pixels.fill(opacities[row - top], row * width * 4, (row + 1) * width * 4);
+  }
+  getImageData(left, top, columns, rows) { return { data: this.pixels.subarray(0, columns * rows * 4) }; }
+}
+model = { max_pixels: 2 ** 30 };
+pixelsOf({}).then(({ pixels }) => console.log(JSON.stringify(opacities.map((_, row) => pixels[row * width * 4 + 3]))));
 """
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here (apt-get install nodejs)")
 
@@ -83,3 +113,13 @@ def test_photos_after_a_file_that_is_no_image_are_classified():
     photos = printed(ADD, ["1.jpg", "notes.txt", "2.jpg"])[::-1]
     assert [texts[0] for texts in photos] == ["1.jpg", "notes.txt", "2.jpg"]
     assert "class of 1.jpg" in photos[0] and "no image" in photos[1] and "class of 2.jpg" in photos[2]
+
+
+def test_photo_dropped_before_the_graph_is_loaded_is_ignored():
+    before, photos = printed(DROP, None)
+    assert before == 0 and [texts[0] for texts in photos] == ["1.jpg"] and "cat" in photos[0]
+
+
+def test_strips_of_a_large_photo_do_not_show_through_its_transparent_parts():
+    opacities = [255, 200, 0, 0, 90]  # a strip has two rows
+    assert printed(READ, opacities) == opacities

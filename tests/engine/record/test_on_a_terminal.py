@@ -6,14 +6,18 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from tests.support.configs import SMALL
+from engine.loop import train_epoch
+from tests.support.configs import SMALL, small_config
 from tests.support.forks import ROOT
 from tests.support.runs import epochs_of, last_sentence, run
 from tests.support.terminal import Screen, open_terminal, read_all, run_on_terminal
+from tests.support.trainers import make_trainer, update
 from utils.log import Log
+from utils.program import StopSignal
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +76,14 @@ def test_bar_counts_the_images_of_each_epoch_on_one_row(seen):
         facts = re.fullmatch(r", \d+:\d\d left, loss (\d\.\d{3}), acc (\d+\.\d)%", bars[-1]["facts"])
         assert float(facts[1]) == pytest.approx(epoch["train_loss"], abs=6e-4)
         assert float(facts[2]) == pytest.approx(epoch["train_top1"], abs=0.06)
+
+
+def test_bar_of_a_resumed_epoch_begins_at_its_images_and_ends_full(tmp_path, signal_handlers):
+    trainer, log = update(make_trainer(small_config(tmp_path)), 4), Mock()
+    train_epoch(trainer, trainer.data.windows(4, 11), log, StopSignal(), lambda: None)
+    total, initial, title = log.start_bar.call_args.args
+    assert (initial, total, title) == (4 * 32, 11 * 32, "epoch 1/2")
+    assert sum(call.args[0] for call in log.move_bar.call_args_list) == total - initial
 
 
 def test_line_is_printed_above_the_bar(monkeypatch):

@@ -140,7 +140,7 @@ def test_remedy_for_cuda_graphs_turns_them_off(tmp_path):
 
 def train(folder: Path, processes: int, *words: str, **faults) -> Ended:
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-    faults = {"compute_in_float64": [], "draw_no_curves": []} | faults
+    faults = {"compute_in_float64": []} | faults
     return typed(script, *words, processes=processes, cwd=folder, faults=faults)
 
 

@@ -112,7 +112,7 @@ REPORTS = ("-opts", "REPORT=true", "PRECISION.MAX_CONSECUTIVE_SKIPS=2")
 def test_unwritable_reports_only_warn_and_run_ends_normally(tmp_path, tiny):
     full = [f"open .{name}.tmp" for name in ("report.html", "predictions.csv", "train_batch.png")]
     words = ["-cfg", str(tiny), "-output", str(tmp_path), *REPORTS]
-    ended = run("main_single_gpu.py", *words, faults={"find_no_room": [full, 1, False], "draw_no_curves": []})
+    ended = run("main_single_gpu.py", *words, faults={"find_no_room": [full, 1, False]})
     folder = run_folder(tmp_path)
     assert ended.returncode == 0 and status_of(folder)["state"] == "done"
     assert ended.printed.count("disk full") == 3 and (folder / "best.pth").exists()

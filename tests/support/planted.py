@@ -540,16 +540,10 @@ def draw_nothing() -> None:
     """Draw no pictures and no image tables, which take longer than these runs."""
     from engine.report.image_results import BestResults, ResultFiles
 
-    draw_no_curves()
+    change(engine.report.plot.Plotter, "draw", lambda *arguments, **options: None)
     change(ResultFiles, "write", lambda *arguments, **options: True)
     change(BestResults, "complete", lambda *arguments, **options: True)
     change(BestResults, "close", lambda *arguments: None)  # which would read best.pth
-
-
-def draw_no_curves() -> None:
-    from engine.report.plot import Plotter
-
-    change(Plotter, "draw", lambda *arguments, **options: None)
 
 
 def draw_curves() -> None:

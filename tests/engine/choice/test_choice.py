@@ -45,7 +45,7 @@ WEIGHTS = str(Path(FOLDER.name).resolve() / "vit.safetensors")
 BEST, WORSE = f"{WEIGHTS}@8", f"{WEIGHTS}@16"  # random weights see digits best in their own size
 ROW = {"exceeds_budget": False}
 DIGITS = ["-dataset", "digits", "-epochs", "1", "-opts", "DATA.HFLIP=0", "DATA.BATCH_SIZE=100", "DATA.NUM_WORKERS=0"]
-FASTER = {"judge_no_labels": [], "draw_no_curves": []}  # faults, for forks too
+FASTER = {"judge_no_labels": []}  # faults, for forks too
 
 
 def process() -> Process:

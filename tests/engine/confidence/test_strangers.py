@@ -212,7 +212,7 @@ def test_features_that_are_not_finite_store_the_reason():
 
 # --- whole runs ---
 
-QUICK = {"draw_no_curves": [], "judge_no_labels": []}
+QUICK = {"judge_no_labels": []}
 
 
 def without_statistics(calibrated, folder):

@@ -56,7 +56,7 @@ def train(output: Path, flags: list[str], processes: int = 1, **faults: list) ->
     """Run without the seconds that curves and counting wrong labels take. test_named_doubts.py counts them."""
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     words = ["-output", str(output), *flags]
-    return typed(script, *words, processes=processes, faults={"judge_no_labels": [], "draw_no_curves": []} | faults)
+    return typed(script, *words, processes=processes, faults={"judge_no_labels": []} | faults)
 
 
 def read_features(folder: Path) -> list[SimpleNamespace]:

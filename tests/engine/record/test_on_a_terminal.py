@@ -32,7 +32,7 @@ def seen(tmp_path_factory) -> tuple[Path, Screen]:
     folder.mkdir()
     (folder / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder), "-name", "mine", "-epochs", "2", "-amp"]
-    faults = {"draw_each_update": [], "draw_no_curves": []}
+    faults = {"draw_each_update": []}
     code, screen = run_on_terminal("main_single_gpu.py", *flags, columns=COLUMNS, faults=faults)
     assert code == 0, screen.lines()
     return folder / "mine", screen

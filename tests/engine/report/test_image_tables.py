@@ -356,7 +356,7 @@ PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
 
 def start(yaml, output, *options, **faults):
     words = ["-cfg", str(yaml), "-output", str(output), *options]
-    return typed("main_single_gpu.py", *words, faults={"draw_no_curves": []} | faults)
+    return typed("main_single_gpu.py", *words, faults=faults)
 
 
 def tables(folder) -> dict[str, bytes]:

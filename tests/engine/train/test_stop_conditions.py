@@ -107,7 +107,7 @@ def test_early_stopped_run_stays_finished_until_limit_is_lifted(tmp_path, small_
     def start(*options: str, processes: int = 1) -> tuple[str, str | None, int, int]:
         """Continue the run. Return its state, the reason, the number of epochs and the best epoch."""
         script = f"main_{'multi' if processes > 1 else 'single'}_gpu.py"
-        ended = typed(script, *flags, *options, processes=processes, faults={"draw_no_curves": []})
+        ended = typed(script, *flags, *options, processes=processes)
         assert set(ended.codes) == {0}, ended.printed
         said.append(ended.stdout)
         status = status_of(run_folder(tmp_path / "run"))

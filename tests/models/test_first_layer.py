@@ -14,6 +14,8 @@ from tests.support.configs import replaced
 from tests.support.refusals import assert_names
 from tests.support.weight_files import random_weights, saved, vit
 
+pytestmark = pytest.mark.slow
+
 KERNEL = "patch_embed.proj.weight"
 
 

@@ -12,7 +12,8 @@ from tests.support import contracts
 from tests.support.configs import SMALL
 from tests.support.distribution import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 from tests.support.forks import ROOT, end_server, kill_started, put_halfstep_on_path, start_server
-from tests.support.image_sets import write_few_digits
+from tests.support.graphs import read_operators_once
+from tests.support.in_process import SHIPPED_DIGITS, read_few_digits
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
 from tests.support.ranks import RANKS
@@ -21,6 +22,8 @@ from utils.torch_internals import import_timm
 
 import_timm()  # before a test does, because an ordinary import of timm takes 6 s longer
 contracts.install()
+read_few_digits()
+read_operators_once()
 BEFORE = pytest.StashKey[set[Path]]()  # the files of the checkout at the start
 
 
@@ -63,14 +66,10 @@ def small_yaml(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def few_digits(tmp_path_factory):
-    """Let the data set `digits` have 700 images in this process, because some commands compute much for each image."""
-    file = tmp_path_factory.mktemp("few") / "digits.npz"
-    write_few_digits(file, 700)
-    with pytest.MonkeyPatch.context() as changes:
-        changes.setattr(arrays, "DIGITS", file)
-        yield
+@pytest.fixture
+def all_digits(monkeypatch) -> None:
+    """Let the data set `digits` have all its images in this process."""
+    monkeypatch.setattr(arrays, "DIGITS", SHIPPED_DIGITS)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_check_reports_the_same_mistake_as_a_run(person, here, words):
     typed_words = words.replace("RESNET", RESNET).split()
     told = person(*typed_words).partition("error: ")[2]
     assert_names(told, *names_of("mistakes-in_a_run", words))
-    checked = person(*typed_words, "-check", "-check_images", "50")
+    checked = person(*typed_words, "-check", "-check_images", "10")
     assert " ".join(told.partition(";")[0].split()) in " ".join(checked.split())
 
 

@@ -54,7 +54,7 @@ def test_tensorboard_reads_the_written_events(finished):
     board.Reload()
     rows = epochs_of(folder)
     steps = rows_of(folder / "steps.csv")
-    assert [int(row["step"]) for row in steps][:5] == [0, 20, 40, 43, 44]
+    assert [int(row["step"]) for row in steps][:4] == [0, 10, 11, 21]
     for name in ("loss", "grad_norm", "loss_scale", "skipped", "lr"):
         written = [(event.step, event.value) for event in board.Scalars(f"step/{name}")]
         assert [step for step, _ in written] == [int(row["step"]) for row in steps]
@@ -195,7 +195,7 @@ def test_compiled_run_with_all_monitoring_matches_eager_run(small_yaml, tmp_path
     losses = {}
     for name, words in {"eager": watched.replace("-compile ", ""), "compiled": watched}.items():
         flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "1", "-batch_size", "120", "-output", str(tmp_path / name)]
-        faults = {"compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
+        faults = {"read_all_digits": [], "compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
         run("main_single_gpu.py", *flags, *words.split(), "DATA.DROP_LAST=false", faults=faults).done()
         rows = epochs_of(run_folder(tmp_path / name))
         losses[name] = [row[key] for row in rows for key in ("train_loss", "eval_loss", "eval_loss_ema")]

@@ -74,7 +74,7 @@ def test_exported_files_of_a_release_are_exported_again_unchanged(exported, here
 
 
 @pytest.mark.parametrize("exported", named([file for file in FILES if file.stem not in WITHOUT_ANSWERS]), indirect=True)
-def test_exported_file_of_a_release_reaches_its_validation_score(exported, data, tmp_path, monkeypatch):
+def test_exported_file_of_a_release_reaches_its_validation_score(exported, data, tmp_path, monkeypatch, all_digits):
     monkeypatch.chdir(data)
     typed("main_single_gpu.py", "-eval", "-pretrained", exported.path, "-output", tmp_path).done()
     results = json.loads((run_folder(tmp_path) / "results.json").read_text())

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.forks import ROOT
 
 # Run the same tests with several seeds, and write what was drawn. The first seed is that of the environment.
@@ -40,6 +42,7 @@ Path("drawn.json").write_text(json.dumps(drawn))
 '''
 
 
+@pytest.mark.slow
 def test_examples_follow_from_the_seed_that_a_failure_names(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "EXAMPLES_SEED": "7"}
     command = [sys.executable, "-c", PROGRAM]

@@ -54,7 +54,7 @@ def start(tmp_path_factory):
     write_data(root)
 
     def start(row, way, **fault):
-        faults = {"draw_nothing": [], "save_time": []}
+        faults = {"draw_nothing": []}
         if row != "float32" and "AMP=true" not in ROWS[row]:
             faults["compute_in_float64"] = []
         processes, output = WAYS[way][0], root / row / way

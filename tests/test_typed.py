@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 ROOMS = ("configs", "datasets", "engine", "models", "utils")
 CHANGES = "DETERMINISTIC=true TRAIN.NUM_EPOCHS=1".split()
-FAULTS: dict[str, list] = {"compute_in_float64": [], "draw_nothing": [], "save_time": [], "jump": [1]}
+FAULTS: dict[str, list] = {"compute_in_float64": [], "draw_nothing": [], "jump": [1]}
 
 
 def state_of_process() -> dict[str, object]:

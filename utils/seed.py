@@ -23,12 +23,16 @@ def keyed_rng(purpose: str, *key: int) -> random.Random:
     return random.Random(int.from_bytes(digest, "big"))
 
 
-def seed_update(seed: int, step: int, rank: int) -> None:
+def seed_update(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Seed torch for an update.
 
     Dropout and drop path depend only on these numbers, so a resume needs no saved state.
     """
-    torch.manual_seed(mix(seed, step, rank))
+    number = mix(seed, step, rank)
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(number)  # torch.manual_seed takes a millisecond to look for other devices
+    else:
+        torch.manual_seed(number)
 
 
 @contextlib.contextmanager

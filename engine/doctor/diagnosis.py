@@ -206,7 +206,7 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
     case.transforms.that_bypass_modules().revert(model)
     trace = Trace(model, reference)
     model.train()
-    seed_update(*case.seed)
+    seed_update(*case.seed, case.precision.device)
     overrides = OpOverrides(tuple(floats), (), case.precision.device.type, case.precision.half)
     overrides.apply(model)
     with unchanged_buffers(model):

@@ -78,7 +78,8 @@ class Trainer:
         """
         # Each parameter group gets the rate of this step times its `lr_scale` (TRAIN.LAYER_DECAY).
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
+        process = self.process
+        seed_update(self.config.SEED, self.step, process.rank, process.device)  # dropout differs between processes
         self.notify("on_window")
         sums = self.counters.new_sums()
         self.notify("on_phase", "data")

@@ -13,6 +13,8 @@ from datasets.split.trained_on import holds_out_no_more
 from tests.support.image_sets import draw_patches, keys_of, load, settings
 from tests.support.opened import open_sets
 
+pytestmark = pytest.mark.slow
+
 NUM_PHOTOS = 40  # of each class
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from datasets.sources.arrays import DIGITS
 from tests.support.image_sets import error_of, load, make_folders
+from tests.support.in_process import SHIPPED_DIGITS
 from tests.support.refusals import assert_names
 
 
-def test_digits_dataset_ships_with_halfstep():
+def test_digits_dataset_ships_with_halfstep(all_digits):
     train, val = load("digits", IMAGE_CHANNELS=1)
     assert (len(train), len(val)) == (1438, 359) and train.classes == [str(digit) for digit in range(10)]
     assert train.in_memory and train.read(0).shape == (8, 8, 1)
@@ -16,7 +16,7 @@ def test_digits_dataset_ships_with_halfstep():
     shares = np.bincount(val.targets) / (np.bincount(val.targets) + np.bincount(train.targets))
     assert np.all(np.abs(shares - 0.2) < 0.01)
     assert load("digits", VAL_FRACTION=0.5)[1].targets.tolist() == val.targets.tolist()
-    with np.load(DIGITS) as content:
+    with np.load(SHIPPED_DIGITS) as content:
         wanted = np.round(content["images"].astype(int) * 255 / 16).astype(int).tolist()
         assert sorted(zip(wanted, content["targets"].tolist(), strict=True)) == sorted(
             (images.tolist(), target)

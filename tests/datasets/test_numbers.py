@@ -169,6 +169,7 @@ def test_fingerprint_changes_with_one_number(tmp_path, changed, name):
 # --- standardization ---
 
 
+@pytest.mark.slow
 def test_numbers_are_standardized_by_the_training_images_alone(tmp_path):
     file, numbers = write_digits(tmp_path, 200, missing=range(0, 200, 3))
     config = number_settings(file, VAL_FRACTION=0.3)
@@ -443,6 +444,7 @@ def rewritten(file, header: str, columns) -> None:
     file.write_text("\n".join([f"path,{header}", *rows]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["fewer", "corrected", "order"])
 def test_evaluation_of_changed_numbers_scores_the_images_held_out_in_training(of_run, change):
     file, (digit, ink), val, saved = of_run[0], of_run[1].T, *of_run[2:]
@@ -462,6 +464,7 @@ def test_copy_of_the_table_with_columns_in_another_order_is_the_same_data(of_run
     assert keys_of(load(file.with_name("copy.csv"), saved, evaluate=True)[1]) == keys_of(val)
 
 
+@pytest.mark.slow
 def test_evaluation_of_another_table_of_trained_images_warns_of_them(of_run):
     file, numbers, val, saved = of_run
     rewritten(file.with_name("copy.csv"), "ink", numbers.T[1:])

@@ -16,7 +16,7 @@ from tests.support.configs import CPU, SMALL
 from tests.support.image_sets import load, make_folders
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, run, status_of, typed
+from tests.support.runs import Ended, status_of, typed
 from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def train(folder: Path, *words: str, data_set: str = "imagefolder", processes: i
     """Run two epochs on the data in this folder."""
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     words = (*flags_for(folder, data_set), *words)
-    return run(script, *words, processes=processes, faults={"draw_no_curves": []}).done()
+    return typed(script, *words, processes=processes).done()
 
 
 def told(ended: Ended, kind: str) -> list[str]:
@@ -144,7 +144,7 @@ def test_resumed_run_counts_the_same_overlapping_images(photos, step, processes,
     words = ["-batch_size", str(2 // processes), *SAVED, option]
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     faults = {"signal_at": [step, signal.SIGTERM, [0]]}
-    stopped = run(script, *flags_for(photos), *words, processes=processes, faults=faults)
+    stopped = typed(script, *flags_for(photos), *words, processes=processes, faults=faults)
     assert stopped.returncode == 128 + signal.SIGTERM
     ended = train(photos, *words, processes=processes)
     (line,) = told(stopped, BY_CONTENT) + told(ended, BY_CONTENT)
@@ -163,7 +163,7 @@ def test_run_without_overlapping_images_says_none(tmp_path):
 def test_overlap_stays_unknown_without_the_state_of_all_images(photos, step):
     """Without the loader processes' fingerprints, there is no state. If images changed, it is about other images."""
     words, path = [*SAVED], photos.parent / "o/a/last.pth"
-    run("main_single_gpu.py", *flags_for(photos), *words, faults={"signal_at": [step, signal.SIGTERM, [0]]})
+    typed("main_single_gpu.py", *flags_for(photos), *words, faults={"signal_at": [step, signal.SIGTERM, [0]]})
     state = torch.load(path, weights_only=True)
     if step == 2:
         del state["overlap"]

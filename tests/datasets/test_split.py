@@ -67,6 +67,7 @@ def test_relabelled_list_keeps_the_split_in_evaluation(relabelled):
     assert_names(warning, f"{len(others)} of {len(anew)}", "bee")
 
 
+@pytest.mark.slow
 def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
     file, _ = relabelled
     _, val = load("csv", file)
@@ -259,13 +260,14 @@ def test_folds_of_class_folders_and_digits_are_their_images_in_equal_parts(tmp_p
     for name in ("ant", "bee", "cat"):
         for number in range(7):
             draw(tmp_path / name / f"{number}.png")
-    for dataset, size in (("imagefolder", 21), ("digits", 1797)):
+    for dataset, size in (("imagefolder", 21), ("digits", 450)):
         held_out = [load(dataset, tmp_path, FOLD=f"{n}/5")[1] for n in range(5)]
         assert sorted(row for part in held_out for row in part.rows) == [*range(size)]
         found = np.array([part.count_classes() for part in held_out])
         assert (np.ptp(found, axis=0) <= 1).all() and np.ptp(found.sum(axis=1)) <= 1
 
 
+@pytest.mark.slow
 def test_folds_of_groups_are_as_even_as_those_of_scikit_learn():
     total, found = 5, []
     for seed in range(20):

@@ -89,6 +89,7 @@ def parts_of(
     return Parts(parts, "\n".join(image_set.notes))
 
 
+@pytest.mark.slow
 @given(class_folders(), FRACTIONS, st.data())
 @examples(40)
 def test_growing_or_renamed_class_moves_training_images_only_with_a_note(data, fraction, draw):
@@ -184,6 +185,7 @@ def test_folds_are_even_and_ignore_listing_order_and_unicode_form(data, total, s
     assert {normalize("NFC", key): fold for key, fold in elsewhere.items()} == folds
 
 
+@pytest.mark.slow
 @given(class_folders(), st.integers(2, 5), st.data())
 @examples(40)
 def test_growth_moves_no_image_of_a_run_and_fills_its_smallest_folds(tmp_path_factory, data, total, draw):

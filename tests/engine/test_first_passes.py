@@ -140,7 +140,7 @@ def test_remedy_for_cuda_graphs_turns_them_off(tmp_path):
 
 def train(folder: Path, processes: int, *words: str, **faults) -> Ended:
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-    faults = {"compute_in_float64": [], "draw_no_curves": []} | faults
+    faults = {"compute_in_float64": []} | faults
     return typed(script, *words, processes=processes, cwd=folder, faults=faults)
 
 
@@ -156,7 +156,7 @@ def new_run(folder: Path, size: int, *options: str) -> list[str]:
 def enough(tmp_path_factory) -> dict:
     """Return the last checkpoint of a run with enough memory."""
     folder = tmp_path_factory.mktemp("enough")
-    train(folder, 1, *new_run(folder, 128)).done()
+    train(folder, 1, *new_run(folder, 32)).done()
     return read_torch(run_folder(folder / "output") / "last.pth")
 
 
@@ -169,7 +169,7 @@ def assert_same_training(folder: Path, expected: dict) -> None:
 
 @pytest.mark.parametrize(("processes", "strategy"), [(1, "ddp"), (2, "ddp"), (2, "fsdp2")])
 def test_command_after_late_shortage_ends_with_the_same_weights(tmp_path, enough, processes, strategy):
-    size, rank = 128 // processes, processes - 1
+    size, rank = 32 // processes, processes - 1
     words = new_run(tmp_path, size, f"DIST.STRATEGY={strategy}")
     ended = train(tmp_path, processes, *words, run_out_of_memory=[size // 2, 5, rank], save_at_once=[])
     assert ended.codes[rank] == 2 and "Traceback" not in ended.stderr
@@ -183,9 +183,9 @@ def test_command_after_late_shortage_ends_with_the_same_weights(tmp_path, enough
 
 # {case: (processes, images per micro-batch, micro-batches per update, images that fit at once)}
 SPLITS = {
-    "where gradients accumulate": (1, 64, 2, 20),
-    "on one of two processes": (2, 64, 1, 20),
-    "on one of two processes that accumulate": (2, 32, 2, 16),
+    "where gradients accumulate": (1, 16, 2, 5),
+    "on one of two processes": (2, 16, 1, 5),
+    "on one of two processes that accumulate": (2, 8, 2, 4),
 }
 
 
@@ -205,10 +205,10 @@ def test_three_processes_resume_after_kill_to_equal_bits(tmp_path):
     for name in ("straight", "killed"):
         (folder := tmp_path / name).mkdir()
         (folder / "small.yaml").write_text(SMALL)
-        words = ["-cfg", "small.yaml", "-output", "output", "-resume", "auto", "-opts", "DATA.BATCH_SIZE=45"]
+        words = ["-cfg", "small.yaml", "-output", "output", "-resume", "auto", "-opts", "DATA.BATCH_SIZE=20"]
         words += ["SAVE_STEPS=1", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DROPOUT=0.1"]
         if name == "killed":
-            faults = {"signal_at": [7, 9, [0, 1, 2]]}
+            faults = {"signal_at": [4, 9, [0, 1, 2]]}
             assert run("main_multi_gpu.py", *words, processes=3, cwd=folder, faults=faults).returncode
         ended = run("main_multi_gpu.py", *words, processes=3, cwd=folder).done()
         assert ("after epoch 0 and step" in ended.stdout) == (name == "killed")

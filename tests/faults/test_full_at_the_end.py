@@ -65,6 +65,12 @@ def test_run_that_never_saved_suggests_no_resume(tmp_path, start):
     assert ended.returncode == 1 and sentence.failure and "-resume" not in " ".join(map(str, sentence)), sentence
 
 
+def test_run_that_a_signal_stops_on_a_full_disk_does_not_say_that_it_is_saved(tmp_path, start):
+    full = {"signal_at": [6, signal.SIGTERM, [0]], "find_no_room": ["open .last.pth.tmp", 2, True]}
+    sentence = last_sentence(start(tmp_path, *OPTIONS, score=RISING, **full).stdout)
+    assert "disk full" in sentence.failure and "stopped" in sentence.end and "saved" not in sentence.end, sentence
+
+
 def test_best_epoch_is_updated_after_a_failed_save(tmp_path, start):
     scores = [*RISING, [40.0, 1.0], [40.0, 1.0]]
     ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=scores, find_no_room=FULL_AT_THE_SECOND_SAVE).done()
@@ -106,7 +112,7 @@ REPORTS = ("-opts", "REPORT=true", "PRECISION.MAX_CONSECUTIVE_SKIPS=2")
 def test_unwritable_reports_only_warn_and_run_ends_normally(tmp_path, tiny):
     full = [f"open .{name}.tmp" for name in ("report.html", "predictions.csv", "train_batch.png")]
     words = ["-cfg", str(tiny), "-output", str(tmp_path), *REPORTS]
-    ended = run("main_single_gpu.py", *words, faults={"find_no_room": [full, 1, False], "draw_no_curves": []})
+    ended = run("main_single_gpu.py", *words, faults={"find_no_room": [full, 1, False]})
     folder = run_folder(tmp_path)
     assert ended.returncode == 0 and status_of(folder)["state"] == "done"
     assert ended.printed.count("disk full") == 3 and (folder / "best.pth").exists()

@@ -68,7 +68,7 @@ def start(name: str, here: Path, code: int | str, *more: str, processes: int = 1
     """
     main = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     script, *words = PASSES[name].command.format(main=main, train=TRAIN).split()
-    options = {"faults": {"draw_no_curves": [], "judge_no_labels": []} | faults, "environment": {MARK: str(here)}}
+    options = {"faults": {"judge_no_labels": []} | faults, "environment": {MARK: str(here)}}
     ended = typed(script, *words, *more, processes=processes, cwd=here, **options)
     assert set(ended.codes) == {int(code)} and "Traceback" not in ended.printed, ended.printed
     assert not find_processes(here)

@@ -12,7 +12,7 @@ from tests.support.runs import run_folder, status_of
 
 pytestmark = pytest.mark.slow
 
-DIGITS = ["-dataset", "digits", "-batch_size", "100", "-opts", "DATA.IMAGE_CHANNELS=1", "MODEL.NUM_CLASSES=10"]
+DIGITS = ["-dataset", "digits", "-batch_size", "25", "-opts", "DATA.IMAGE_CHANNELS=1", "MODEL.NUM_CLASSES=10"]
 PROCESSES = ["DATA.WORKERS=processes", "DATA.NUM_WORKERS=2"]
 
 
@@ -60,8 +60,8 @@ def test_dead_loader_thread_ends_the_run(tmp_path, start):
 def test_full_shared_memory_causes_a_warning_and_then_an_error(tmp_path, start, size, what):
     if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("a separate /dev/shm needs root")
-    digits = [word.replace("100", "700") for word in DIGITS]
-    ended = start(tmp_path / "o", *digits, *PROCESSES, "DATA.IMAGE_SIZE=16", limit_shared_memory=[size])
+    digits = [word.replace("25", "160") for word in DIGITS]
+    ended = start(tmp_path / "o", *digits, *PROCESSES, "DATA.IMAGE_SIZE=32", limit_shared_memory=[size])
     said = ended.printed
     assert ended.returncode == 2 and "Traceback" not in said, said
     warned, named = said.index("check: shared memory: "), said.index("error: DATA.WORKERS: ")

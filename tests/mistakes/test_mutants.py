@@ -101,11 +101,10 @@ def test_other():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", ['run("scripts/models.py", "test_vit*")', 'typed("scripts/models.py", "test_vit*", processes=2)']
-)
-def test_lines_of_started_programs_belong_to_the_tests_of_their_fixture(tmp_path, program):
-    (tmp_path / "test_it.py").write_text(STARTING.replace("PROGRAM", program))
+def test_lines_of_started_programs_belong_to_the_tests_of_their_fixture(tmp_path):
+    for name, words in (("run", ""), ("typed", ", processes=2")):
+        program = f'{name}("scripts/models.py", "test_vit*"{words})'
+        (tmp_path / f"test_{name}.py").write_text(STARTING.replace("PROGRAM", program))
     environment = os.environ | {"LINES_FOLDER": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mistakes.recorder", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
@@ -113,4 +112,5 @@ def test_lines_of_started_programs_belong_to_the_tests_of_their_fixture(tmp_path
     text = (ROOT / "scripts/models.py").read_text()
     main = text[: text.index("def main(")].count("\n") + 1
     mutant = next(each for each in find_mutants(text) if each.function and each.line > main)
-    assert Lines(tmp_path).tests_of("scripts/models.py", text, mutant) == ["test_it.py::test_started"]
+    expected = ["test_run.py::test_started", "test_typed.py::test_started"]
+    assert sorted(Lines(tmp_path).tests_of("scripts/models.py", text, mutant)) == expected

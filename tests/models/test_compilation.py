@@ -106,9 +106,9 @@ def test_memory_estimates_do_not_compile_the_model(tmp_path, monkeypatch):
 
 # Small sizes for each kind of model, with all that affects graphs: dropout, drop path, EMA, accumulation, mixing.
 SMALLER = "AMP=true DATA.DATASET=digits DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.5]"
-SMALLER += " DATA.BATCH_SIZE=512 DATA.BATCH_SIZE_EVAL=200 DATA.NUM_WORKERS=0 DATA.DROP_LAST=false MODEL.PRETRAINED=None"
+SMALLER += " DATA.BATCH_SIZE=128 DATA.BATCH_SIZE_EVAL=50 DATA.NUM_WORKERS=0 DATA.DROP_LAST=false MODEL.PRETRAINED=None"
 OF_KIND = {
-    "vit": "DATA.IMAGE_SIZE=8 MODEL.PATCH_SIZE=4 MODEL.EMBED_DIM=16 MODEL.NUM_HEADS=2 MODEL.DEPTH=3",
+    "vit": "DATA.IMAGE_SIZE=8 MODEL.PATCH_SIZE=4 MODEL.EMBED_DIM=16 MODEL.NUM_HEADS=2",
     "timm": "DATA.IMAGE_SIZE=16 MODEL.NAME=test_resnet "
     "AMP=false",  # half-precision convolutions take a minute on many CPUs
 }
@@ -117,10 +117,11 @@ OF_KIND = {
 def of_recipe(stem: str, scope: str) -> Config:
     flags = ["-cfg", str(ROOT / "configs" / f"{stem}.yaml")]
     kind = load(flags).config.MODEL.TYPE
-    return load([*flags, "-opts", *SMALLER.split(), *OF_KIND[kind].split(), f"COMPILE={scope}"]).config
+    depth = ["MODEL.DEPTH=3" if scope == "blocks" else "MODEL.DEPTH=2"] if kind == "vit" else []
+    return load([*flags, "-opts", *SMALLER.split(), *OF_KIND[kind].split(), *depth, f"COMPILE={scope}"]).config
 
 
-COPIED = "COMPILE=blocks MODEL.DEPTH=4 AMP=true MODEL.DROPPATH=0.1 TRAIN.MODEL_EMA=true DATA.DROP_LAST=false"
+COPIED = "COMPILE=blocks MODEL.DEPTH=3 AMP=true MODEL.DROPPATH=0.1 TRAIN.MODEL_EMA=true DATA.DROP_LAST=false"
 COPIED += " PRECISION.MODE=naive TRAIN.GRAD_CHECKPOINTING=true"
 # The first block has no drop path, so its graph differs. The last block computes only the class token, unless it has
 # adapters.

@@ -198,7 +198,7 @@ def test_error_for_bare_weights_asks_for_model_name(tmp_path):
 
 @pytest.mark.usefixtures("here")
 def test_untrained_timm_model_reports_differing_preprocessing(capfd):
-    words = "-dataset digits -check -check_images 50 -batch_size 4 -opts MODEL.TYPE=timm MODEL.NAME=resnet18".split()
+    words = "-dataset digits -check -check_images 10 -batch_size 4 -opts MODEL.TYPE=timm MODEL.NAME=resnet18".split()
     words += ["MODEL.KWARGS.channels=[4,4,8,8]", "DATA.IMAGE_SIZE=32"]
     flags = ["-cfg", str(ROOT / "configs/finetune.yaml"), *words]
     for words, is_told in (([], True), (["DATA.IMAGENET_MEAN=[0.5,0.5,0.5]"], False)):

@@ -76,7 +76,7 @@ def test_file_in_the_working_folder_comes_before_the_shipped_one(here, no_networ
 
 @pytest.mark.slow
 def test_programs_read_the_shipped_weights_by_their_name(here, no_network):
-    draw_photos(here / "photos", "cat", "dog", count=20)
+    draw_photos(here / "photos", "cat", "dog", count=8)
     words = ("-data_path", "photos", "-image_size", 32, "-epochs", 1, "-batch_size", 8, "-output", "runs")
     options = ("-opts", "DATA.NUM_WORKERS=0", "TRACK=[]", "REPORT=false")
     said = typed("main_single_gpu.py", *words, *options, f"MODEL.PRETRAINED={NAME}", "NAME=first").done().stdout

@@ -12,7 +12,7 @@ from tests.support.runs import run, run_folder
 def trained(tmp_path_factory, small_yaml):
     """Return the folder of a run of one epoch with EMA weights, which predicts without a calibration."""
     output = tmp_path_factory.mktemp("trained")
-    flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-amp"]
+    flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-batch_size", "8", "-amp"]
     run("main_single_gpu.py", *flags, "-opts", *ema(0.8), "CALIBRATE=false").done()
     return run_folder(output)
 

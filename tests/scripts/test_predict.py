@@ -27,17 +27,18 @@ def type_in(*words, exit_with=0):
     return [line.split("\t") for line in ended.stdout.splitlines()], ended.stderr
 
 
-def test_every_prediction_output_matches_predictions_csv_of_the_run(trained, digits, tmp_path):
+def test_every_prediction_output_matches_predictions_csv_of_the_run(trained, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.predict.output.PER_SHEET", 25)
     (tmp_path / "broken.png").write_bytes(b"no picture")
     images = sorted(digits.glob("*/*.png"), key=lambda path: int(path.stem))
     files = ("-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-sheet", tmp_path / "x.jpg")
     words = (trained / "best.pth", *images, tmp_path / "broken.png", "-top", 99, "-amp")  # as in the run
     lines, err = type_in(*words, *files, exit_with=2)
-    assert len(lines) == 359
-    assert_names(err, tmp_path / "broken.png", "1 of 360 images")
+    assert len(lines) == 90
+    assert_names(err, tmp_path / "broken.png", "1 of 91 images")
     table, own_table = rows_of(tmp_path / "x.csv"), rows_of(trained / "predictions.csv")
     document = json.loads((tmp_path / "x.json").read_text())
-    assert len(own_table) == len(document["images"]) == 359 and document["unreadable"] == [str(tmp_path / "broken.png")]
+    assert len(own_table) == len(document["images"]) == 90 and document["unreadable"] == [str(tmp_path / "broken.png")]
     for number, (path, *guesses) in enumerate(lines):
         shares = dict(zip(guesses[::2], map(float, guesses[1::2]), strict=True))
         own = own_table[number]  # any class with the largest logit, which is rounded here
@@ -129,7 +130,7 @@ def test_raw_predictions_match_the_evaluation_of_raw_weights(trained, digits):
     lines, _ = type_in(trained / "last", *sorted(digits.glob("[0-9]")), "-raw", "-amp")  # the precision of the run
     right = sum(path.split("/")[-2] == name for path, name, _ in lines)
     (row,) = rows_of(trained / "metrics.csv")
-    assert 100 * right / 359 == pytest.approx(float(row["eval_top1"]), abs=1e-3)
+    assert 100 * right / 90 == pytest.approx(float(row["eval_top1"]), abs=1e-3)
 
 
 @pytest.mark.parametrize(

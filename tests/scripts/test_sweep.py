@@ -278,7 +278,7 @@ def test_resumed_trial_after_kill_matches_a_manual_run(tmp_path, small_yaml, sta
         faults = Forked.faults | {"signal_at": [20, int(signal.SIGKILL), [0]]}  # in the second epoch
 
     monkeypatch.setattr(sweep, "start", Killed)
-    flags = ["-epochs", "2", "-batch_size", "128"]
+    flags = ["-epochs", "2", "-batch_size", "32"]
     start("-seeds", "7", *flags, exit_with=1)
     assert rows(tmp_path / "sweep")[0]["state"] == "stopped"
     monkeypatch.setattr(sweep, "start", Forked)

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from configs.schema import Config
-from datasets.sources import arrays
 from tests.support.configs import replaced
 from tests.support.opened import open_sets
 from utils.errors import DataError
@@ -114,9 +113,3 @@ def draw_photos(folder: Path, *classes: str, count: int = 6) -> Path:
             pixels = rng.integers(30, size=(8, 8, 3)) + SHADES[name]
             Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number}.png")
     return folder
-
-
-def write_few_digits(file: Path, count: int) -> None:
-    """Write the first images of the data set `digits` as its file arrays.DIGITS has them."""
-    with np.load(arrays.DIGITS) as content:
-        np.savez(file, **{name: values[:count] for name, values in content.items()})

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import os
 import random
 import signal
@@ -18,8 +19,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+import datasets.identity
+import engine.report.plot
 import utils.host
+from datasets.sources import arrays
 from tests.support import contracts
+from tests.support.forks import ROOT
 from utils.program import STOPPING, exit_code
 
 CHANGES = contextlib.ExitStack()  # undoes the changes of planted faults
@@ -28,7 +33,7 @@ ONLY_IN_FORKS = {
     *("die_when_shown", "kill_after_choice", "kill_at", "kill_before", "kill_before_results", "kill_worker"),
     *("hold", "ignore", "signal_at", "signal_at_image", "signal_at_ranking", "take_at_once", "tell"),
     *("enter_network", "forget_our_modules", "limit_files", "limit_open_files", "limit_shared_memory"),
-    *("compile_without_code", "end_thread", "list_reads", "set_time_zone", "start_python_as_forks"),
+    *("compile_without_code", "disable_asserts", "end_thread", "list_reads", "set_time_zone", "start_python_as_forks"),
     "run_out_of_memory",  # its hooks keep the trainer, and so the lock on the run's folder
 }
 # State of the process that a run may set: functions that read and set it, and attributes.
@@ -51,6 +56,7 @@ ATTRIBUTES = [
     (sys, "argv"),
 ]
 SIGNALS = (*STOPPING, signal.SIGCHLD)
+SHIPPED_DIGITS = arrays.DIGITS
 
 
 def change(owner: Any, name: str, value: object) -> None:
@@ -64,12 +70,36 @@ def plant(faults: dict[str, list]) -> None:
         getattr(importlib.import_module("tests.support.planted"), name)(*values)
 
 
+FSYNC, TO_PNG, ARE_NEAR = os.fsync, engine.report.plot.to_png, datasets.identity.are_near
+PICTURE = io.BytesIO()
+Image.new("RGB", (8, 6)).save(PICTURE, "PNG")
+NEAR: dict[tuple, bool] = {}  # {pair of images: whether they are near copies}, of the pairs this process has compared
+
+
 def save_time() -> None:
-    """Wait for no disk, and do not measure half precision for a hint in the log. This is not a fault."""
+    """Leave out what takes long in a short run and hardly depends on it. This is not a fault."""
     # The files of tests need not survive a crash of the machine, and a run would wait for the disk 20 times.
-    change(os, "fsync", lambda file: None)
+    if os.fsync is FSYNC:  # not if the test has planted another one
+        change(os, "fsync", lambda file: None)
     # Each run on a CPU would measure the speed of half precision: a quarter of a short run.
     change(utils.host, "time_products", lambda device, x, weight: 1.0)
+    # Drawing the curves takes a third of a short run. The fault draw_curves draws them.
+    change(engine.report.plot, "to_png", lambda plot, title: PICTURE.getvalue())
+    # Comparing digits that look alike takes longer than training on them, and most tests use the same digits.
+    change(datasets.identity, "are_near", compare_once)
+
+
+def compare_once(one: Image.Image, other: Image.Image, rounds: tuple[tuple, ...]) -> bool:
+    """Return whether two images are near copies, and remember it."""
+    pair = (rounds, *((each.size, hash(each.tobytes())) for each in (one, other)))
+    if pair not in NEAR:
+        NEAR[pair] = ARE_NEAR(one, other, rounds)
+    return NEAR[pair]
+
+
+def read_few_digits() -> None:
+    """Let the data set `digits` have 45 images of each class: an epoch takes a quarter of the time."""
+    arrays.DIGITS = ROOT / "tests/data/digits.npz"
 
 
 @contextlib.contextmanager
@@ -83,6 +113,7 @@ def like_a_process(faults: dict[str, list], environment: dict[str, str]) -> Iter
         torch.set_num_threads(1)  # as in forks
         os.environ.clear()
         os.environ.update(environment)
+        save_time()
         plant(faults)
         yield
     finally:

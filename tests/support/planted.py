@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import importlib
+import importlib.machinery
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ import engine.eval_run
 import engine.evaluate_weights
 import engine.first_passes
 import engine.memory
+import engine.report.plot
 import engine.run
 import engine.saves
 import engine.session
@@ -46,7 +49,7 @@ from engine.train.callback import Callback
 from engine.train.forecast import Forecast, RunTimes
 from engine.train.trainer import Trainer
 from tests.support.forks import DEADLINE, ForkingPopen
-from tests.support.in_process import change, save_time  # noqa: F401
+from tests.support.in_process import SHIPPED_DIGITS, TO_PNG, change
 from tests.support.planted_in_saves import (  # noqa: F401
     fill,
     fill_disk,
@@ -113,6 +116,18 @@ def forget_our_modules() -> None:
             del sys.modules[name]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != root]
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if elastic := sys.modules.get("torch.distributed.elastic.rendezvous.api"):
+        elastic.rendezvous_handler_registry._registry.pop("one machine", None)  # utils.one_machine adds it again
+
+
+def disable_asserts() -> None:
+    """Load our modules again without their asserts, as python -O does."""
+    forget_our_modules()
+
+    def compile_without_asserts(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType:
+        return compile(loader.get_data(loader.path), loader.path, "exec", dont_inherit=True, optimize=1)
+
+    change(importlib.machinery.SourceFileLoader, "get_code", compile_without_asserts)
 
 
 def limit_files(size: int) -> None:
@@ -525,16 +540,15 @@ def draw_nothing() -> None:
     """Draw no pictures and no image tables, which take longer than these runs."""
     from engine.report.image_results import BestResults, ResultFiles
 
-    draw_no_curves()
+    change(engine.report.plot.Plotter, "draw", lambda *arguments, **options: None)
     change(ResultFiles, "write", lambda *arguments, **options: True)
     change(BestResults, "complete", lambda *arguments, **options: True)
     change(BestResults, "close", lambda *arguments: None)  # which would read best.pth
 
 
-def draw_no_curves() -> None:
-    from engine.report.plot import Plotter
-
-    change(Plotter, "draw", lambda *arguments, **options: None)
+def draw_curves() -> None:
+    """Draw the curves, which `save_time` leaves out. This is not a fault."""
+    change(engine.report.plot, "to_png", TO_PNG)
 
 
 def judge_no_labels() -> None:
@@ -544,9 +558,9 @@ def judge_no_labels() -> None:
     change(doubts, "MOST_JUDGED", 0)
 
 
-def read_digits_of(path: str) -> None:
-    """Read the digits of another file, which has fewer. This is not a fault."""
-    change(arrays, "DIGITS", Path(path))
+def read_all_digits() -> None:
+    """Let the data set `digits` have all its images. This is not a fault."""
+    change(arrays, "DIGITS", SHIPPED_DIGITS)
 
 
 def mislabel(*numbers: int) -> None:

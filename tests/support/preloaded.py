@@ -24,6 +24,7 @@ for each in MODULES:
     with contextlib.suppress(ImportError):  # some modules are optional
         importlib.import_module(each)
 importlib.import_module("tests.support.contracts").install()
+importlib.import_module("tests.support.in_process").read_few_digits()
 importlib.import_module("tests.support.in_process").save_time()
 importlib.import_module("tests.support.in_process").CHANGES.pop_all()  # so that nothing undoes it
 # The start of several processes looks for backends in all installed packages.

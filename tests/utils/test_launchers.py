@@ -25,7 +25,6 @@ from tests.support.runs import (
     free_port,
     run,
     run_folder,
-    run_fresh,
     status_of,
     typed,
     wait_until,
@@ -40,7 +39,8 @@ def test_multi_process_flags_are_refused_for_one_process(small_yaml):
 
 # Real processes. All runs use these settings, so all must end with the same hash.
 OPTIONS = (
-    "TRAIN.NUM_EPOCHS=2 SAVE_STEPS=10 SAVE_FREQ=1 KEEP_CHECKPOINTS=9 MODEL.DROPPATH=0.2 TRAIN.MODEL_EMA=true".split()
+    "TRAIN.NUM_EPOCHS=2 DATA.BATCH_SIZE=16 SAVE_STEPS=5 SAVE_FREQ=1 KEEP_CHECKPOINTS=9 MODEL.DROPPATH=0.2 "
+    "TRAIN.MODEL_EMA=true".split()
 )
 
 
@@ -64,17 +64,21 @@ def test_rank_flags_are_not_saved_as_settings(by_flags):
     assert "TIMEOUT: 1800.0" in text and "tcp://" not in text and "WORLD_SIZE" not in text
 
 
-def test_both_main_programs_ignore_an_installed_package_named_datasets(by_flags, small_yaml, tmp_path):
-    """main_multi_gpu.py also starts its processes itself here, and makes the same run."""
+@pytest.mark.parametrize("program", ["main_single_gpu.py", "main_multi_gpu.py"])
+def test_main_program_ignores_an_installed_package_named_datasets(program, small_yaml, tmp_path):
     stub = tmp_path / "site" / "datasets"
     stub.mkdir(parents=True)
     (stub / "__init__.py").write_text("raise ImportError('this is the public package')")
     options = {"cwd": tmp_path, "environment": {"PYTHONPATH": str(tmp_path / "site")}}
-    single = arguments(small_yaml, tmp_path / "main_single_gpu.py")
-    run("main_single_gpu.py", *single, **options, faults={"forget_our_modules": []}).done()
-    multi = arguments(small_yaml, tmp_path / "main_multi_gpu.py", "-ngpus", "2")
-    run_fresh("main_multi_gpu.py", *multi, **options).done()
-    folder = run_folder(tmp_path / "main_multi_gpu.py")
+    faults = {"start_python_as_forks": [], "forget_our_modules": []}
+    words = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-epochs", "1", "-batch_size", "160"]
+    run(program, *words, *["-ngpus", "2"] * (program == "main_multi_gpu.py"), **options, faults=faults).done()
+
+
+def test_run_that_starts_its_processes_itself_matches_run_started_by_flags(by_flags, small_yaml, tmp_path):
+    flags = arguments(small_yaml, tmp_path, "-ngpus", "2")
+    run("main_multi_gpu.py", *flags, faults={"start_python_as_forks": []}).done()
+    folder = run_folder(tmp_path)
     assert run_hash(folder) == run_hash(by_flags)
     assert all((folder / f"log_{rank}.txt").stat().st_size > 0 for rank in (0, 1))
 
@@ -90,7 +94,7 @@ def test_run_started_by_mpirun_matches_run_started_by_flags(by_flags, small_yaml
 
 def test_run_restarted_by_torchrun_after_kills_matches_unbroken_run(by_flags, small_yaml, tmp_path):
     """Kill the second of two processes with kill -9, and after the restart the first."""
-    kills = [{"signal_at": [15, SIGKILL, [1]]}, {"signal_at": [35, SIGKILL, [0]]}, {}]
+    kills = [{"signal_at": [7, SIGKILL, [1]]}, {"signal_at": [17, SIGKILL, [0]]}, {}]
     launcher = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
     worker = ["-m", "tests.support.programs.faulty", json.dumps(kills), str(ROOT / "main_multi_gpu.py")]
     flags = arguments(small_yaml, tmp_path / "o", "-resume", "auto", "--local-rank=0")
@@ -125,15 +129,15 @@ def test_fewer_processes_continue_with_the_same_global_batch(small_yaml, tmp_pat
         shutil.copy(unbroken / name, folder / name)
     flags = [*arguments(small_yaml, tmp_path / "one", "-resume", "auto"), "MODEL.DROPPATH=0"]
     said = typed("main_single_gpu.py", *flags).done().stdout
-    assert "an epoch is 22 updates of 64 images (32 x 1 process x 2 micro-batches)" in said
+    assert "an epoch is 11 updates of 32 images (16 x 1 process x 2 micro-batches)" in said
     ours, theirs = (torch.load(path / "last.pth", weights_only=True) for path in (folder, unbroken))
-    assert ours["step"] == theirs["step"] == 2 * 22
+    assert ours["step"] == theirs["step"] == 2 * 11
     for key in ("state_dict", "state_dict_ema"):
         for name, weight in theirs[key].items():  # another order of the images changes weights by 1e-2
             torch.testing.assert_close(ours[key][name], weight, rtol=0, atol=1e-4, msg=f"{key}: {name}")
     # A user who sets a batch size wants that one. A file of another program has no batch size.
-    assert global_batch_to_keep(small_config(tmp_path), ours) == 64
-    assert global_batch_to_keep(small_config(tmp_path, "DATA.BATCH_SIZE=16"), ours) is None
+    assert global_batch_to_keep(small_config(tmp_path, "DATA.BATCH_SIZE=16"), ours) == 32
+    assert global_batch_to_keep(small_config(tmp_path), ours) is None
     assert global_batch_to_keep(small_config(tmp_path), {"config": ours["config"]}) is None
 
 
@@ -141,7 +145,7 @@ def test_elastic_run_on_one_node_uses_full_global_batch(small_yaml, tmp_path):
     one = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PET_NNODES": "1:2"}
     for flags in ([], ["-check", "-check_images", "10"]):
         said = run("main_multi_gpu.py", *arguments(small_yaml, tmp_path, *flags), environment=one).done().stdout
-        assert "22 updates of 64 images" in said and ("32 x 1 process x 2 micro-batches" in said or flags)
+        assert "11 updates of 32 images" in said and ("16 x 1 process x 2 micro-batches" in said or flags)
 
 
 @needs_networks
@@ -150,7 +154,7 @@ def test_run_resumed_by_restarted_nodes_matches_unbroken_run(by_flags, small_yam
     flags = arguments(small_yaml, tmp_path / "o", "-name", "x", "-resume", "auto")
     nodes = [Node(rank, host, tmp_path, False, flags) for rank, host in enumerate(two_hosts)]
     started = [node.start() for node in nodes]
-    wait_until(lambda: node_status(tmp_path / "o").get("step", 0) >= 10)
+    wait_until(lambda: node_status(tmp_path / "o").get("step", 0) >= 5)
     nodes[lost].kill()
     assert started[1 - lost].wait().codes == [1], "exit code 1: restarting both can fix it"
     assert_done(*[node.start() for node in nodes])

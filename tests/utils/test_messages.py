@@ -75,6 +75,7 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Stored array in format")  # because names of fields are not Latin
 @given(VALUES)
 @examples(200)
@@ -146,6 +147,7 @@ def contents(value: Any) -> list:
     return [value]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @given(VALUES, st.data())
 @examples(200)

@@ -17,10 +17,11 @@ NOBODY = 65534
 
 
 def start(number: int, small_yaml: Path, output: Path, **faults: list) -> Run:
-    """Start a run that ends only after a signal."""
+    """Start a run that ends only after a signal. After 30 updates it waits, without using the processor, for `end`."""
     words = ["-ngpus", str(number), "-cfg", str(small_yaml), "-output", str(output), "-epochs", "9000"]
     environment = {MARK: str(output.parent)}
-    return Run("main_multi_gpu.py", *words, environment=environment, faults=faults | {"start_python_as_forks": []})
+    faults |= {"start_python_as_forks": [], "hold": [str(output.parent), [30]]}
+    return Run("main_multi_gpu.py", *words, environment=environment, faults=faults)
 
 
 def ports_until_training(started: Run, output: Path) -> set[tuple[str, int]]:
@@ -39,6 +40,7 @@ def ports_until_training(started: Run, output: Path) -> set[tuple[str, int]]:
 
 def end(started: Run, output: Path) -> None:
     """Stop the run, and assert that it saves as usual."""
+    (output.parent / "go").touch()
     os.kill(started.processes[0].pid, signal.SIGTERM)
     ended = started.wait()
     assert ended.returncode == 128 + signal.SIGTERM, ended.printed

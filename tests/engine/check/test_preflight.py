@@ -139,7 +139,7 @@ def test_check_reports_whether_initial_weights_can_be_loaded(check, tmp_path):
     assert trouble(check("-resume", "auto")) == {}
 
 
-CHECK = ("-check", "-check_images", "50")
+CHECK = ("-check", "-check_images", "10")
 
 
 def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
@@ -149,7 +149,7 @@ def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
     deeper = "-opts MODEL.DEPTH=3 RESUME.ALLOW_CHANGED=[MODEL.DEPTH]"
     frozen = "-opts MODEL.FREEZE=[patch_embed] RESUME.ALLOW_CHANGED=[MODEL.FREEZE]"
     for words, row, verdict, parts in (
-        ("", "resume", OK, ["epoch 2", "step 16"]),
+        ("", "resume", OK, ["epoch 2", "step 4"]),
         ("-pretrained nothing.pth", "resume", OK, []),  # a resumed run does not read these weights
         ("-epochs 3", "resume", OK, ["3 epochs instead of 2"]),
         ("-opts SEED=3", "resume", WRONG, ["SEED: 0 -> 3"]),

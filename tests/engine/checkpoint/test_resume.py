@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from configs.load import load
 from configs.schema import Config, Start
-from engine.checkpoint.compare import refuse_changes
+from engine.checkpoint.compare import changes, refuse_changes
 from engine.checkpoint.find import find_newest, newest_in, read_checkpoint
 from engine.checkpoint.format import numbered, remove_old, save_checkpoint
 from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, find_checkpoint
@@ -45,7 +45,7 @@ def start(output: Path, *words: str, **options) -> Ended:
 def trained(tmp_path_factory, small_yaml) -> Path:
     """Return the output of a run of two epochs, with a checkpoint for each."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "small.yaml").write_text(small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 160"))
+    (folder / "small.yaml").write_text(small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 80"))
     ended = start(folder / "o", "-resume", "auto", "-opts", "SAVE_FREQ=1").done()
     assert_names(ended.stdout, "resume", folder / "o")  # there was nothing to resume
     return folder / "o"
@@ -115,6 +115,12 @@ def test_last_epoch_flag_must_match_the_checkpoint(again):
     assert [start(again, "-resume", "auto", "-last_epoch", epoch).returncode for epoch in "12"] == [2, 0]
 
 
+@pytest.mark.parametrize("before, now", [("none", "disk"), ("none", 64), (64, "none"), (64, 48)])
+def test_only_caches_with_the_same_pixels_replace_each_other(before, now):
+    found = changes({"DATA.CACHE": before}, {"DATA.CACHE": now})
+    assert list(found) == ([] if now == "disk" else ["DATA.CACHE"])
+
+
 @pytest.mark.parametrize("case", cases_of("changes_on_resume"))
 def test_allowed_changes_on_resume_are_reported(case):
     changed, now = map(yaml.safe_load, case.split(" now "))
@@ -159,7 +165,7 @@ def test_last_epoch_gets_a_numbered_checkpoint_despite_save_freq(again):
 def test_resume_ignores_pretrained_file_and_evaluation_ignores_training_settings(again):
     weights, second = run_folder(again) / "best.pth", again.parent / "second"
     words = ["-pretrained", str(weights)]
-    begun = start(second, *words, faults={"signal_at": [5, signal.SIGTERM, [0]]})
+    begun = start(second, *words, faults={"signal_at": [2, signal.SIGTERM, [0]]})
     assert begun.returncode == 128 + signal.SIGTERM, begun.stderr
     weights.unlink()
     start(second, *words, "-resume", "auto").done()
@@ -167,7 +173,7 @@ def test_resume_ignores_pretrained_file_and_evaluation_ignores_training_settings
     start(second, "-amp", "-eval", "-resume", str(run_folder(second) / "last.pth"), *training_only).done()
 
 
-CHECK = ("-check", "-check_images", "50")
+CHECK = ("-check", "-check_images", "10")
 USES = {  # {command: (its words, and the checkpoint in the run whose weights it uses)}
     "predict": ("scripts/predict.py", ["RUN", "digit.png", "-json", "found.json"], "best.pth"),
     "export": ("scripts/export.py", ["RUN", "-output", "found.safetensors"], "best.pth"),

@@ -24,12 +24,12 @@ RANDOM = ["MODEL.DROPOUT=0.1", *ema(0.9), "TRAIN.MIXUP_ALPHA=0.8"]
 
 @pytest.fixture
 def start(tmp_path, small_yaml):
-    """Return a function that runs 44 updates per epoch, some poisoned. It returns exit code, folder and output."""
+    """Return a function that runs 22 updates per epoch, some poisoned. It returns exit code, folder and output."""
 
     def start(name, *options, poisoned=(), processes=1, **faults):
         script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name), "-resume", "auto"]
-        flags += ["-batch_size", str(32 // processes), "-opts", *STREAKS, *RANDOM, *options]
+        flags += ["-batch_size", str(16 // processes), "-opts", *STREAKS, *RANDOM, *options]
         faults = {"poison": ["input", [processes - 1], list(poisoned)]} | faults
         ended = typed(script, *flags, processes=processes, faults=faults)
         return ended.returncode, run_folder(tmp_path / name), ended.stdout
@@ -45,40 +45,40 @@ def test_resume_after_a_stop_keeps_rollback_across_epoch_end(start):
     # Raw and EMA scores: at the first end of epoch 1, at its second end, and at the end of epoch 2.
     thrown_away, first, second = ([[top1, 1.0]] * 2 for top1 in (50.0, 40.0, 30.0))
     scores = [*thrown_away, *first, *second]
-    code, unbroken, said = start("unbroken", "SAVE_STEPS=20", poisoned=range(42, 47), score=scores)
+    code, unbroken, said = start("unbroken", "SAVE_STEPS=9", poisoned=range(20, 25), score=scores)
     assert code == 0 and said.count("going back to") == 1
-    assert_names(said, unbroken / "previous.pth", "step 40", "41 to 46")
-    made = [44 * int(epoch) + int(step) - 44 for epoch, step in re.findall(r"Epoch\[(\d+)/002\], Step\[(\d+)/", said)]
-    assert made == [*range(47), 40, *range(47, 88)]
-    assert [row["step"] for row in bad_batches(unbroken)] == [41, 42, 43, 44, 45, 46]
+    assert_names(said, unbroken / "previous.pth", "step 18", "19 to 24")
+    made = [22 * int(epoch) + int(step) - 22 for epoch, step in re.findall(r"Epoch\[(\d+)/002\], Step\[(\d+)/", said)]
+    assert made == [*range(25), 18, *range(25, 44)]
+    assert [row["step"] for row in bad_batches(unbroken)] == [19, 20, 21, 22, 23, 24]
     assert len(epochs_of(unbroken)) == 2, "the first epoch ended twice, but counts once"
     assert (status_of(unbroken)["best_top1"], torch.load(unbroken / "best.pth", weights_only=True)["metric"]) == (
         40.0,
         40.0,
     )
-    second_time = [40, signal.SIGTERM, [0], 2]
+    second_time = [18, signal.SIGTERM, [0], 2]
     code, stopped, _ = start(
-        "stopped", "SAVE_STEPS=20", poisoned=range(42, 47), signal_at=second_time, score=thrown_away
+        "stopped", "SAVE_STEPS=9", poisoned=range(20, 25), signal_at=second_time, score=thrown_away
     )
     assert code == 128 + signal.SIGTERM
-    assert status_of(stopped)["step"] == 41 and status_of(stopped)["left_out"] == [[41, 46]]
-    code, stopped, said = start("stopped", "SAVE_STEPS=20", poisoned=range(42, 47), score=[*first, *second])
+    assert status_of(stopped)["step"] == 19 and status_of(stopped)["left_out"] == [[19, 24]]
+    code, stopped, said = start("stopped", "SAVE_STEPS=9", poisoned=range(20, 25), score=[*first, *second])
     assert code == 0 and "going back to" not in said
     assert run_hash(stopped) == run_hash(unbroken)
 
 
 def test_second_streak_of_skipped_updates_ends_the_run_and_its_resume(start):
     full = ["open .bad_batches.jsonl.tmp", 1, False]
-    code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(21, 88), find_no_room=full)
+    code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(9, 44), find_no_room=full)
     assert code == 3 and said.count("going back to") == 1
     assert f"warning: cannot write {folder / 'bad_batches.jsonl'}" in said
-    assert_names(status_of(folder)["reason"], "step 31")
-    assert status_of(folder)["left_out"] == [[20, 25]]
+    assert_names(status_of(folder)["reason"], "step 19")
+    assert status_of(folder)["left_out"] == [[8, 13]]
     state = torch.load(folder / "last.pth", weights_only=True)
     assert all(torch.isfinite(value).all() for value in state["state_dict"].values())
-    code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(21, 88))
+    code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(9, 44))
     assert code == 3 and "going back to" not in said
-    assert_names(status_of(folder)["reason"], "step 31")
+    assert_names(status_of(folder)["reason"], "step 19")
 
 
 def test_run_with_nonfinite_gradients_stops_if_no_good_checkpoint_exists(start):
@@ -91,20 +91,20 @@ def test_run_with_nonfinite_gradients_stops_if_no_good_checkpoint_exists(start):
 @pytest.mark.parametrize("options", [(), ("DIST.STRATEGY=fsdp2",)], ids=["ddp", "fsdp2"])
 def test_nan_on_one_process_rolls_back_both_processes(start, options):
     options = ("TRAIN.NUM_EPOCHS=1", "SAVE_STEPS=4", *options)
-    code, folder, _ = start("o", *options, processes=2, poisoned=range(21, 26))
+    code, folder, _ = start("o", *options, processes=2, poisoned=range(9, 14))
     assert code == 0
     assert all("going back to" in (folder / f"log_{rank}.txt").read_text() for rank in (0, 1))
     rows = bad_batches(folder)
-    assert [(row["step"], row["rank"]) for row in rows] == [(step, rank) for step in range(20, 26) for rank in (0, 1)]
-    assert all(len(row["names"]) == 16 for row in rows) and not set(rows[0]["names"]) & set(rows[1]["names"])
+    assert [(row["step"], row["rank"]) for row in rows] == [(step, rank) for step in range(8, 14) for rank in (0, 1)]
+    assert all(len(row["names"]) == 8 for row in rows) and not set(rows[0]["names"]) & set(rows[1]["names"])
     last = torch.load(folder / "last.pth", weights_only=True)
-    assert last["step"] == 44 and last["progress"]["left_out"] == [[20, 26]]
+    assert last["step"] == 22 and last["progress"]["left_out"] == [[8, 14]]
 
 
 def test_excluded_updates_are_counted_but_never_applied(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "SAVE_STEPS=1", "TRAIN.NUM_EPOCHS=1"))
-    trainer.left_out = [range(40, 44)]
-    windows = trainer.data.windows(0, 44, trainer.left_out)
+    trainer.left_out = [range(7, 11)]
+    windows = trainer.data.windows(0, 11, trainer.left_out)
     weights, saves, image_set, was_read = [], [], trainer.data.image_set, set()
     read = image_set.read
     image_set.read = lambda index: was_read.add(index) or read(index)
@@ -112,14 +112,14 @@ def test_excluded_updates_are_counted_but_never_applied(tmp_path):
     def keep():
         saves.append(trainer.step)
         weights.append(trainer.model.head.weight.clone())
-        if trainer.step == 40:
+        if trainer.step == 7:
             trainer.counters.skips_in_a_row += 3
 
     report = train(trainer, windows, save=keep)
-    assert saves == list(range(1, 44)) and trainer.step == 44 and report.skipped == 4
-    assert was_read == {int(index) for step in range(40) for index in trainer.data.order.window(step)}
-    assert not torch.equal(weights[38], weights[39]) and torch.equal(weights[39], weights[-1])
-    assert report.lr == trainer.schedule(43) and report.skips_in_a_row == 0
+    assert saves == list(range(1, 11)) and trainer.step == 11 and report.skipped == 4
+    assert was_read == {int(index) for step in range(7) for index in trainer.data.order.window(step)}
+    assert not torch.equal(weights[5], weights[6]) and torch.equal(weights[6], weights[-1])
+    assert report.lr == trainer.schedule(10) and report.skips_in_a_row == 0
 
 
 def test_rollback_excludes_skipped_updates_and_unsaved_update_before_them(tmp_path):

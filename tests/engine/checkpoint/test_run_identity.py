@@ -24,7 +24,7 @@ def start(output: Path, *words: str, **faults: list) -> Ended:
 
 @pytest.fixture
 def output(tmp_path, small_yaml) -> Path:
-    text = small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 320")
+    text = small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 80")
     (tmp_path / "small.yaml").write_text(text)
     return tmp_path / "o"
 
@@ -53,7 +53,7 @@ def test_runs_across_time_zones_are_ordered_by_utc(output):
     os.utime(finished / "config.yaml")  # a date that `latest` must not compare
     before = contents(finished)
     for word in ("auto", "latest"):
-        checked = start(output, "-resume", word, "-epochs", "2", "-check", "-check_images", "50")
+        checked = start(output, "-resume", word, "-epochs", "2", "-check", "-check_images", "10")
         assert str(killed) in checked.stdout and str(finished) not in checked.stdout, checked.printed
     start(output, "-resume", "auto", "-epochs", "2", set_time_zone=["Asia/Shanghai"]).done()
     assert contents(finished) == before

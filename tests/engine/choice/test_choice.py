@@ -16,7 +16,6 @@ import yaml
 from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 
-from datasets.sources import arrays
 from datasets.split.together import joined
 from engine.catalogue import best_of, figures, find_names
 from engine.choice.candidates import Candidate, candidates_of, with_newest_run
@@ -31,7 +30,7 @@ from engine.report.choice import notes_of
 from engine.settings import candidate_names_in, load_settings
 from engine.train.forecast import RunTimes
 from tests.support import number_rows, several_labels
-from tests.support.image_sets import draw_patches, write_few_digits
+from tests.support.image_sets import draw_patches
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import run, typed
@@ -46,9 +45,7 @@ WEIGHTS = str(Path(FOLDER.name).resolve() / "vit.safetensors")
 BEST, WORSE = f"{WEIGHTS}@8", f"{WEIGHTS}@16"  # random weights see digits best in their own size
 ROW = {"exceeds_budget": False}
 DIGITS = ["-dataset", "digits", "-epochs", "1", "-opts", "DATA.HFLIP=0", "DATA.BATCH_SIZE=100", "DATA.NUM_WORKERS=0"]
-FEW_DIGITS = f"{FOLDER.name}/digits.npz"  # because each measurement fits five linear models
-NUM_DIGITS = 400
-FASTER = {"read_digits_of": [FEW_DIGITS], "judge_no_labels": [], "draw_no_curves": []}  # faults, for forks too
+FASTER = {"judge_no_labels": []}  # faults, for forks too
 
 
 def process() -> Process:
@@ -68,10 +65,7 @@ def without_times(record: dict) -> dict:
 
 @pytest.fixture(scope="module", autouse=True)
 def weights():
-    write_few_digits(Path(FEW_DIGITS), NUM_DIGITS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrays, "DIGITS", Path(FEW_DIGITS))
-        yield write_run_weights(Path(WEIGHTS))
+    yield write_run_weights(Path(WEIGHTS))
     FOLDER.cleanup()
 
 
@@ -92,7 +86,7 @@ def test_own_size_of_digits_is_chosen_with_score_and_interval(kept):
         low, high = row["interval"]
         assert low < row["score"] < high and row["train_images_per_s"] > 0 and row["seconds"] > 0
     assert 400_000 < best["parameters"] < other["parameters"]  # fewer positions
-    assert "320 of 320 training images" in record["images"]
+    assert "360 of 360 training images" in record["images"]
 
 
 def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch):

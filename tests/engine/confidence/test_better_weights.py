@@ -58,7 +58,7 @@ def ranked(trained: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
     """Return weights that are worse for a greater rank, and need another temperature."""
     weight, bias = trained["fc.weight"], trained["fc.bias"]
     noise = weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    return trained | {"fc.weight": (weight + 0.6 * rank * noise) * (1 + rank), "fc.bias": bias * (1 + rank)}
+    return trained | {"fc.weight": (weight + 4 * rank * noise) * (1 + rank), "fc.bias": bias * (1 + rank)}
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def trained(request, tmp_path_factory, convolutions, calibrated) -> Trained:
         patch.setattr(loop, "train_epoch", train_epoch)
         patch.setattr("engine.features.doubts.MOST_JUDGED", 0)  # to count wrong labels takes seconds
         options = [f"CALIBRATE={str(is_calibrated).lower()}", f"DATA.FOLD={fold}"]
-        words = ["-cfg", convolutions, "-output", output, "-epochs", len(epochs), "-batch_size", 360, "-opts", *options]
+        words = ["-cfg", convolutions, "-output", output, "-epochs", len(epochs), "-batch_size", 90, "-opts", *options]
         said = typed("main_single_gpu.py", *words).done()
     folder = run_folder(output)
     best_epoch, best_key = next((number, key) for number, each in enumerate(ranks) for key in each if each[key] == 0)

@@ -165,11 +165,11 @@ def test_unknown_images_have_a_low_confidence_or_do_not_fit(calibrated, digits, 
     # Printed confidences are rounded, so images next to the threshold may differ.
     differing = np.array(is_unknown) != ((sure < threshold) | is_strange)
     assert np.abs(sure[differing] - threshold).max(initial=0) < 1e-4
-    assert not is_strange[:359].any() and 0 < sum(is_strange) <= sum(is_unknown) < len(is_unknown)
+    assert not is_strange[:90].any() and 0 < sum(is_strange) <= sum(is_unknown) < len(is_unknown)
     both = sum(is_strange & (sure < threshold))
     num_unsure, num_strange = sum(is_unknown) - sum(is_strange) + both, sum(is_strange)
     reasons = f"the confidence of {num_unsure} is too low, and {num_strange} do not fit", f"({both} of them both)"
-    assert_names(ended.stderr, f"answers {1 - np.mean(is_unknown):.1%} of 369 images", *reasons)
+    assert_names(ended.stderr, f"answers {1 - np.mean(is_unknown):.1%} of 100 images", *reasons)
     assert "too few" not in ended.stderr
     assert [row["unknown"] for row in rows_of(tmp_path / "x.csv")] == ["unknown" * each for each in is_unknown]
     assert [each.get("unknown", False) for each in listed] == is_unknown

@@ -212,7 +212,7 @@ def test_features_that_are_not_finite_store_the_reason():
 
 # --- whole runs ---
 
-QUICK = {"draw_no_curves": [], "judge_no_labels": []}
+QUICK = {"judge_no_labels": []}
 
 
 def without_statistics(calibrated, folder):
@@ -257,13 +257,13 @@ def test_run_without_statistics_says_that_only_the_confidence_decides(calibrated
 def test_processes_that_share_the_model_fit_the_statistics_of_one(small_yaml, digits, tmp_path):
     found, settings = [], str(beginning_with_weights(small_yaml))
     for count, script in ((1, "main_single_gpu.py"), (2, "main_multi_gpu.py")):
-        words = ["-cfg", settings, "-output", str(tmp_path / str(count)), "-batch_size", str(160 // count)]
+        words = ["-cfg", settings, "-output", str(tmp_path / str(count)), "-batch_size", str(40 // count)]
         words += ["-ngpus", "2", "-opts", "DIST.STRATEGY=fsdp2"] if count == 2 else []
         typed(script, *words, processes=count, faults=QUICK).done()
         folder = run_folder(tmp_path / str(count))
         state = torch.load(folder / "best.pth", weights_only=True)["calibration"]  # of the index, if it has shards
         found.append(from_plain(state["known"]["statistics"], state["temperature"]))
-    assert found[0].read.images.shape == found[1].read.images.shape == (359, 16)
+    assert found[0].read.images.shape == found[1].read.images.shape == (90, 16)
     assert found[1].scales.numpy() == pytest.approx(found[0].scales.numpy(), rel=0.1)
     assert (scores(folder, [digits / "4", digits / "7"], tmp_path / "x.json") >= 0).mean() > 0.8
 
@@ -271,7 +271,7 @@ def test_processes_that_share_the_model_fit_the_statistics_of_one(small_yaml, di
 def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutions, digits, tmp_path):
     rising = ["TRAIN.WARMUP_START_LR=3e-3", "TRAIN.BASE_LR=1", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.GRAD_CLIP=null"]
     rising.append("TRAIN.BEST_EPOCH=highest")
-    words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "3", "-batch_size", "64", "-opts", *rising]
+    words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "3", "-batch_size", "16", "-opts", *rising]
     typed("main_single_gpu.py", *words, faults=QUICK).done()
     folder = run_folder(tmp_path)
     assert read_torch(folder / "best.pth")["epoch"] < read_torch(folder / "last.pth")["epoch"] == 2
@@ -293,7 +293,7 @@ def test_killed_run_ends_with_the_statistics_of_an_uninterrupted_one(tmp_path, s
     found = []
     for name, fault in (("whole", {}), ("killed", {"kill_before": ["replace .best.pth.tmp best.pth", 2]})):
         words = ["-cfg", str(beginning_with_weights(small_yaml)), "-output", str(tmp_path / name), "-resume", "auto"]
-        words += ["-batch_size", "64"]
+        words += ["-batch_size", "16"]
         ended = typed("main_single_gpu.py", *words, faults=fault | QUICK)
         if fault:
             assert ended.returncode == -signal.SIGKILL, ended.printed

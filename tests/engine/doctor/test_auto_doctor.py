@@ -11,7 +11,7 @@ from engine.doctor import Doctor
 from engine.doctor.diagnosis import Diagnosis, best_scale, replay
 from engine.doctor.overflow import Batches, make_case
 from models import build_model
-from tests.support.configs import SMALL, replaced, small_config
+from tests.support.configs import CPU, SMALL, replaced, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run_folder, status_of, typed
@@ -153,9 +153,9 @@ def test_doctor_replay_uses_dropout_of_the_failed_update(tmp_path):
     assert case.seed == (config.SEED, 2, 0)
     seen = []
     case.loss = lambda logits, targets: seen.append(logits.detach()) or logits.sum()
-    seed_update(7, 7, 7)
+    seed_update(7, 7, 7, CPU)
     replay(case, in_half=False, scale=1.0)
-    seed_update(*case.seed)
+    seed_update(*case.seed, CPU)
     with torch.no_grad():
         expected = [case.model.train()(case.prepare(batch)[0]) for batch, _ in case.batches]
     assert all(map(torch.equal, seen, expected)) and len(seen) == len(expected)

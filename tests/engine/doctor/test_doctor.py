@@ -187,7 +187,7 @@ def test_stopped_run_saves_batch_and_prints_doctor_command(stopped):
         assert all(torch.equal(one, other) for one, other in zip(targets, same_targets, strict=True))
 
 
-def test_every_process_saves_its_micro_batches_with_their_shares(tmp_path):
+def test_every_process_saves_its_micro_batches_with_their_shares(tmp_path, all_digits):
     config = small_config(tmp_path, "DATA.DROP_LAST=false", "DATA.BATCH_SIZE=160", "TRAIN.ACCUM_ITER=3")
     train_set, _ = open_sets(config)
     with contextlib.closing(build_train_data(config, train_set, Process(CPU)).windows(2, 3)) as windows:
@@ -212,9 +212,9 @@ def test_doctor_script_names_module_and_writes_settings(stopped):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml) -> Path:
-    """Return the folder of a float32 run of one epoch, which has 4 updates of 320 images."""
+    """Return the folder of a float32 run of one epoch, which has 4 updates of 80 images."""
     output = tmp_path_factory.mktemp("trained")
-    words = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-batch_size", "320"]
+    words = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-batch_size", "80"]
     typed("main_single_gpu.py", *words).done()
     return run_folder(output)
 
@@ -230,7 +230,7 @@ def test_doctor_without_saved_batch_replays_the_next_batch(trained, tmp_path, mo
     (tmp_path / "mode.yaml").write_text(f"BASE: {trained}/config.yaml\nPRECISION: {{MODE: {mode}}}")
     words = [str(trained / "last.pth"), "-amp_dtype", "float16", "-cfg", str(tmp_path / "mode.yaml")]
     said = typed("scripts/doctor.py", *words).done().stdout
-    assert_names(said, "step 4", "process 0", "320 images")
+    assert_names(said, "step 4", "process 0", "80 images")
     assert "doctor.yaml" not in said and not (trained / "doctor.yaml").exists()
 
 

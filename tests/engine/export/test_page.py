@@ -13,32 +13,83 @@ DOCUMENT = """
 class Item {
   constructor(kind) { this.kind = kind; this.items = []; this.classList = { toggle() {} }; }
   append(...items) { this.items.push(...items); }
+  prepend(item) { this.items.unshift(item); }
+  remove() { this.textContent = ""; }
   addEventListener() {}
   setAttribute() {}
 }
-const kept = new Item("body");
-const document = { createElement: (kind) => new Item(kind), getElementById: () => kept, addEventListener() {} };
+const kept = new Item("body"), handlers = {};
+const addEventListener = (name, handler) => { handlers[name] = handler; };
+const document = { createElement: (kind) => new Item(kind), getElementById: () => kept, addEventListener };
 const fetch = async () => { throw new Error("no network"); };
 """
-SHOW = """
+TEXTS = """
+const textsOf = (item) => [...(item.textContent ? [item.textContent] : []), ...item.items.flatMap(textsOf)];
+"""
+SHOW = f"""{TEXTS}
 const [facts, result] = JSON.parse(process.argv[1]), place = new Item("div");
 model = facts;
 show(place, result);
-const textsOf = (item) => [...(item.textContent ? [item.textContent] : []), ...item.items.flatMap(textsOf)];
 console.log(JSON.stringify(textsOf(place)));
 """
+# Adds photos with these names. One that is called notes.txt is no image.
+ADD = f"""{TEXTS}
+model = {{ several: false, threshold: 0 }};
+URL.createObjectURL = () => "";
+classify = async ({{ name }}) => {{
+  if (name === "notes.txt") throw new Error("no image");
+  return {{ guesses: [{{ name: `class of ${{name}}`, probability: 1 }}], isStranger: false }};
+}};
+JSON.parse(process.argv[1]).forEach((name) => add({{ name }}));
+queue.then(() => console.log(JSON.stringify(kept.items.map(textsOf))));
+"""
+# Drops a photo before and after the graph has been loaded.
+DROP = f"""{TEXTS}
+const dropPhoto = () => handlers.drop({{ preventDefault() {{}}, dataTransfer: {{ files: [{{ name: "1.jpg" }}] }} }});
+URL.createObjectURL = () => "";
+classify = async () => ({{ guesses: [{{ name: "cat", probability: 1 }}], isStranger: false }});
+model = {{ several: false, threshold: 0 }};
+dropPhoto();
+const before = kept.items.length;
+session = {{}};
+dropPhoto();
+queue.then(() => console.log(JSON.stringify([before, kept.items.map(textsOf)])));
+"""
+# Reads an image whose rows have the opacities of the argument, on a canvas that keeps what transparent pixels cover.
+READ = """
+const opacities = JSON.parse(process.argv[1]), width = 2 ** 21;
+const createImageBitmap = async () => ({ width, height: opacities.length, close() {} });
+class OffscreenCanvas {
+  constructor(width, height) { this.pixels = new Uint8Array(width * height * 4); }
+  getContext() { return this; }
+  clearRect() { this.pixels.fill(0); }
+  drawImage(image, left, top) {
+    for (let row = 0; row * width * 4 < this.pixels.length; row++)
+      if (opacities[row - top]) this.pixels.fill(opacities[row - top], row * width * 4, (row + 1) * width * 4);
+  }
+  getImageData(left, top, columns, rows) { return { data: this.pixels.subarray(0, columns * rows * 4) }; }
+}
+model = { max_pixels: 2 ** 30 };
+pixelsOf({}).then(({ pixels }) => console.log(JSON.stringify(opacities.map((_, row) => pixels[row * width * 4 + 3]))));
+"""
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here (apt-get install nodejs)")
+
+
+def printed(program: str, argument: object) -> list:
+    """Return what the page's program and this one print as JSON."""
+    code = DOCUMENT + (PAGE / "page.js").read_text(encoding="utf-8") + program
+    words = ["node", "-e", code, json.dumps(argument)]
+    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
 def shown(probabilities: dict[str, float], is_stranger: bool = False, **facts) -> list[str]:
     """Return the texts that the page shows for a photo with these probabilities, the largest first."""
     guesses = [{"name": name, "probability": value} for name, value in probabilities.items()]
-    result = {"guesses": guesses, "isStranger": is_stranger}
-    program = DOCUMENT + (PAGE / "page.js").read_text(encoding="utf-8") + SHOW
-    words = ["node", "-e", program, json.dumps([{"several": False, "threshold": 0.9} | facts, result])]
-    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    return printed(
+        SHOW, [{"several": False, "threshold": 0.9} | facts, {"guesses": guesses, "isStranger": is_stranger}]
+    )
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here (apt-get install nodejs)")
 def test_page_says_why_a_photo_is_unknown():
     birds = {"birds": 0.828, "cars": 0.172}
     assert shown(birds, threshold=0.8) == ["birds", "birds", "82.8%", "cars", "17.2%"]
@@ -49,3 +100,26 @@ def test_page_says_why_a_photo_is_unknown():
         assert texts[1].startswith("Of the known classes") and texts[2:] == ["birds", "82.8%", "cars", "17.2%"]
     assert shown({"birds": 0.6, "cars": 0.55}, several=True)[0] == "birds, cars"
     assert shown({"birds": 0.4}, several=True) == ["no label", "birds", "40.0%"]
+
+
+def test_intervals_of_numbers_end_at_the_limits_of_the_numbers():
+    facts = {"numbers": True, "classes": ["count", "share", "age"], "interval": [3.5, 0.4, None]}
+    facts |= {"limits": [[0, None], [-1, 0], [None, None]]}
+    texts = printed(SHOW, [facts, {"values": [1.2, -0.25, 30.123456], "isStranger": False}])
+    assert texts == ["count", "1.20 (0.00 to 4.70)", "share", "-0.250 (-0.650 to 0.000)", "age", "30.123"]
+
+
+def test_photos_after_a_file_that_is_no_image_are_classified():
+    photos = printed(ADD, ["1.jpg", "notes.txt", "2.jpg"])[::-1]
+    assert [texts[0] for texts in photos] == ["1.jpg", "notes.txt", "2.jpg"]
+    assert "class of 1.jpg" in photos[0] and "no image" in photos[1] and "class of 2.jpg" in photos[2]
+
+
+def test_photo_dropped_before_the_graph_is_loaded_is_ignored():
+    before, photos = printed(DROP, None)
+    assert before == 0 and [texts[0] for texts in photos] == ["1.jpg"] and "cat" in photos[0]
+
+
+def test_strips_of_a_large_photo_do_not_show_through_its_transparent_parts():
+    opacities = [255, 200, 0, 0, 90]  # a strip has two rows
+    assert printed(READ, opacities) == opacities

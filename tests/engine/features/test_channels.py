@@ -91,7 +91,7 @@ def train(tmp_path):
     def train(output, processes=1, **faults):
         script = f"main_{'single' if processes == 1 else 'multi'}_gpu.py"
         words = ["-cfg", str(path), "-output", str(output), "-resume", "auto", "-opts", "TRAIN.BASE_LR=1e-3"]
-        faults = {"judge_no_labels": [], "draw_no_curves": []} | faults
+        faults = {"judge_no_labels": []} | faults
         return typed(script, *words, f"DATA.BATCH_SIZE={8 // processes}", processes=processes, faults=faults)
 
     return train

@@ -11,6 +11,8 @@ from engine.features import doubts
 from engine.features.doubts import PENALTIES, components, judge_labels
 from engine.features.linear import leave_one_out
 
+pytestmark = pytest.mark.slow
+
 
 def clusters(count: int, num_classes: int, distance: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return features [count, 16] of overlapping classes, and their labels."""

@@ -38,7 +38,7 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("start")
     (folder / "digits.yaml").write_text(CONVOLUTIONS)
     words = ("-cfg", folder / "digits.yaml", "-output", folder / "runs", "-opts", "MODEL_EMA=false")
-    typed("main_single_gpu.py", *words[:-2], "-epochs", "3").done()
+    typed("main_single_gpu.py", *words[:-2], "-epochs", "8").done()
     state = torch.load(run_folder(folder / "runs") / "best.pth", weights_only=True)["state_dict"]
     rows = {name: state[name] for name in state if name.startswith("fc.")}
     state |= {name: torch.cat((each[:5].mean(0, keepdim=True), each[5:])) for name, each in rows.items()}
@@ -47,7 +47,7 @@ def digits(tmp_path_factory):
 
 
 def words(digits, *options: str) -> list[str]:
-    few = ["TRAIN.NUM_EPOCHS=2", "TRAIN.BASE_LR=1e-3", "DATA.BATCH_SIZE=200", "MODEL.FROZEN_STATISTICS=true"]
+    few = ["TRAIN.NUM_EPOCHS=2", "TRAIN.BASE_LR=1e-3", "DATA.BATCH_SIZE=50", "MODEL.FROZEN_STATISTICS=true"]
     cfg = ["-cfg", str(digits / "digits.yaml"), "-pretrained", str(digits / "six.pth")]
     return [*cfg, "-opts", *few, *options]
 
@@ -56,7 +56,7 @@ def train(output: Path, flags: list[str], processes: int = 1, **faults: list) ->
     """Run without the seconds that curves and counting wrong labels take. test_named_doubts.py counts them."""
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     words = ["-output", str(output), *flags]
-    return typed(script, *words, processes=processes, faults={"judge_no_labels": [], "draw_no_curves": []} | faults)
+    return typed(script, *words, processes=processes, faults={"judge_no_labels": []} | faults)
 
 
 def read_features(folder: Path) -> list[SimpleNamespace]:
@@ -69,14 +69,14 @@ def read_features(folder: Path) -> list[SimpleNamespace]:
 def assert_linear_classifier(folder: Path, top1: float) -> None:
     """Assert that a linear classifier of the saved features of all digits has this accuracy."""
     known, val = read_features(folder)
-    assert (len(known.names), len(val.names)) == (1438, 359)
+    assert (len(known.names), len(val.names)) == (360, 90)
     weight, bias = fit_linear(*map(torch.from_numpy, (known.features, known.targets)), 10, functional.cross_entropy)
     predicted = (torch.from_numpy(val.features).double() @ weight.T + bias).argmax(1).numpy()
-    assert 100 * (predicted == val.targets).mean() == pytest.approx(top1, abs=0.6)  # two images
+    assert 100 * (predicted == val.targets).mean() == pytest.approx(top1, abs=1.2)  # one image
 
 
 def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tmp_path):
-    ended = train(tmp_path, words(digits, "MODEL.NEW_CLASSIFIER=zeros", "REPORT=true", "DATA.BATCH_SIZE=32"))
+    ended = train(tmp_path, words(digits, "MODEL.NEW_CLASSIFIER=zeros", "REPORT=true", "DATA.BATCH_SIZE=8"))
     folder = run_folder(tmp_path)
     before, first, _ = epochs_of(folder)
     assert "fc starts from zeros" in ended.done().stdout
@@ -156,7 +156,7 @@ def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tm
     again = train(tmp_path / "eval", ["-eval", "-resume", str(folder / "best.pth")]).done()
     top1 = float(re.search(r"top-1 ([\d.]+)%", again.stdout)[1])
     assert top1 == pytest.approx(before["eval_top1"], abs=1e-3)
-    longer = typed("main_single_gpu.py", "-resume", str(folder), "-epochs", "3").done()
+    longer = typed("main_single_gpu.py", "-resume", str(folder), "-epochs", "8").done()
     assert_start_is_best(longer.stdout, before)
     assert epochs_of(folder)[0] == before
 

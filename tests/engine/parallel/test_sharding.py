@@ -34,7 +34,8 @@ LISTS = f"{BF16},PRECISION.CUSTOM_BLACK_LIST=blocks.0.mlp"
 IN_FLOAT32 = {"fp32": "", "dropout": DROPOUT}
 IN_HALF = {"bf16": BF16, "fp16": FP16, "frozen": FROZEN, "lists": LISTS}
 PAIRS = IN_FLOAT32 | IN_HALF
-DDP_COMPILED = {"accumulating": "", "static": "TRAIN.ACCUM_ITER=1"}  # without and with a static graph
+# Without and with a static graph.
+DDP_COMPILED = {"accumulating": "MODEL.DEPTH=1", "static": "MODEL.DEPTH=1,TRAIN.ACCUM_ITER=1"}
 
 
 def cases(folder) -> dict[str, str]:
@@ -46,9 +47,9 @@ def cases(folder) -> dict[str, str]:
         found[f"{strategy} bf16 half"] = f"{BF16},DIST.STRATEGY={strategy},PRECISION.REDUCE=half"
     found["compiled"] = f"{BF16},{FSDP},compile,evaluate,DATA.BATCH_SIZE_EVAL=2"
     for name, options in DDP_COMPILED.items():
-        found[f"ddp {name}"] = f"{EXACT},{options},evaluate,DATA.BATCH_SIZE_EVAL=2"
-        found[f"compiled {name}"] = f"{EXACT},{options},compile=model,evaluate,DATA.BATCH_SIZE_EVAL=2"
-    found["built"] = f"{FSDP},measure,MODEL.DEPTH=32"
+        found[f"ddp {name}"] = f"{EXACT},{options}"
+        found[f"compiled {name}"] = f"{EXACT},{options},compile=model"
+    found["built"] = f"{FSDP},measure,MODEL.DEPTH=24"
     found["poison"] = f"{FSDP},poison"
     found["as on GPUs"] = f"{FSDP},gpu,evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["poison as on GPUs"] = f"{BF16},{FSDP},gpu,poison"
@@ -84,7 +85,8 @@ def assert_alike(one, other, tolerance=1e-5):
             torch.testing.assert_close(
                 weight, other[key][name], rtol=0, atol=tolerance, msg=lambda text, n=name: n + text
             )
-    for kind in ("raw", "ema"):
+    assert one.keys() == other.keys()
+    for kind in {"raw", "ema"} & one.keys():
         assert one[kind] == pytest.approx(other[kind], rel=tolerance, abs=0)
 
 
@@ -136,7 +138,7 @@ def test_each_of_two_fsdp2_processes_holds_half_the_bytes_of_ddp(runs):
 
 def test_host_never_holds_full_model_and_ema_together(runs, tmp_path):
     """Count float32 numbers: the model plus a block or two of model and EMA. Both together would be twice as many."""
-    config = small_config(tmp_path, "MODEL.DEPTH=32", *COMMON.split(","))
+    config = small_config(tmp_path, "MODEL.DEPTH=24", *COMMON.split(","))
     model = build_model(config, 10)
     whole = sum(tensor.nbytes for tensor in model.state_dict().values())
     building = whole + 2 * max(sum(each.nbytes for each in block.parameters()) for block in model.blocks)
@@ -171,7 +173,9 @@ def test_training_continues_from_sharded_checkpoint_with_another_world_size(runs
     found = launch("tests.support.programs.train_sharded", world_size, settings, folder / f"{world_size}.pth", case)[
         "other"
     ]
-    assert len(found["updates"]) == 2 and found["updates"][-1][0] < runs["saved"]["updates"][0][0]
+    losses, unbroken = ([loss for loss, _, _ in each["updates"]] for each in (found, runs["saved"]))
+    # One process has the same images in each update, three have almost the same.
+    assert losses == pytest.approx(unbroken[2:], rel={1: 1e-5, 3: 3e-3}[world_size])
 
 
 @pytest.mark.parametrize("option", cases_of("mistakes-of_shards"))

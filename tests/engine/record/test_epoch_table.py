@@ -65,6 +65,12 @@ def test_only_the_line_of_the_best_epoch_has_a_star(tmp_path):
     assert ["*90.0" in line for line in lines] == [True, False] and "90.0" in lines[1]
 
 
+def test_best_value_is_shown_in_the_unit_of_its_own_metric(tmp_path):
+    printer, best = printer_of(tmp_path, "TRAIN.BEST_METRIC=loss"), Best(0.521, 2, metric="loss")
+    words = lines_of(printer, 3, result(raw=SCORES), best, None)[-1].split()
+    assert "0.5210" in words and "90.00%" in words
+
+
 # {column: its value} for the epoch of the test below.
 USUAL = {
     "epoch": 2,

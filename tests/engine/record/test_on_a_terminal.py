@@ -6,14 +6,18 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from tests.support.configs import SMALL
+from engine.loop import train_epoch
+from tests.support.configs import SMALL, small_config
 from tests.support.forks import ROOT
 from tests.support.runs import epochs_of, last_sentence, run
 from tests.support.terminal import Screen, open_terminal, read_all, run_on_terminal
+from tests.support.trainers import make_trainer, update
 from utils.log import Log
+from utils.program import StopSignal
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +32,7 @@ def seen(tmp_path_factory) -> tuple[Path, Screen]:
     folder.mkdir()
     (folder / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder), "-name", "mine", "-epochs", "2", "-amp"]
-    faults = {"draw_each_update": [], "draw_no_curves": []}
+    faults = {"draw_each_update": []}
     code, screen = run_on_terminal("main_single_gpu.py", *flags, columns=COLUMNS, faults=faults)
     assert code == 0, screen.lines()
     return folder / "mine", screen
@@ -58,20 +62,28 @@ def test_terminal_shows_a_table_with_one_row_per_epoch(seen):
 def test_bar_counts_the_images_of_each_epoch_on_one_row(seen):
     folder, screen = seen
     bar = re.compile(
-        r"epoch (?P<epoch>\d)/2: +(?P<percent>\d+)%\|(?P<bar>.*)\| (?P<images>\d+)/1408 images(?P<facts>.*)"
+        r"epoch (?P<epoch>\d)/2: +(?P<percent>\d+)%\|(?P<bar>.*)\| (?P<images>\d+)/352 images(?P<facts>.*)"
     )
     drawn = [found for text in screen.shown if (found := bar.fullmatch(text))]
     for number, epoch in enumerate(epochs_of(folder), start=1):
         bars = [found for found in drawn if found["epoch"] == str(number)]
-        assert [*dict.fromkeys(int(found["images"]) for found in bars)] == [*range(0, 1408 + 1, 32)]
+        assert [*dict.fromkeys(int(found["images"]) for found in bars)] == [*range(0, 352 + 1, 32)]
         for found in bars:
-            share = int(found["images"]) / 1408
+            share = int(found["images"]) / 352
             assert abs(int(found["percent"]) - 100 * share) < 1
             assert abs(len(found["bar"].rstrip()) - len(found["bar"]) * share) <= 1
             assert len(found[0]) < COLUMNS
         facts = re.fullmatch(r", \d+:\d\d left, loss (\d\.\d{3}), acc (\d+\.\d)%", bars[-1]["facts"])
         assert float(facts[1]) == pytest.approx(epoch["train_loss"], abs=6e-4)
         assert float(facts[2]) == pytest.approx(epoch["train_top1"], abs=0.06)
+
+
+def test_bar_of_a_resumed_epoch_begins_at_its_images_and_ends_full(tmp_path, signal_handlers):
+    trainer, log = update(make_trainer(small_config(tmp_path)), 4), Mock()
+    train_epoch(trainer, trainer.data.windows(4, 11), log, StopSignal(), lambda: None)
+    total, initial, title = log.start_bar.call_args.args
+    assert (initial, total, title) == (4 * 32, 11 * 32, "epoch 1/2")
+    assert sum(call.args[0] for call in log.move_bar.call_args_list) == total - initial
 
 
 def test_line_is_printed_above_the_bar(monkeypatch):
@@ -96,7 +108,7 @@ def test_line_is_printed_above_the_bar(monkeypatch):
 
 def test_bars_disappear_when_their_work_is_done(seen):
     _, screen = seen
-    assert any(re.match(r"evaluating: 100%\|█+\| 359/359", text) for text in screen.shown)
+    assert any(re.match(r"evaluating: 100%\|█+\| 90/90", text) for text in screen.shown)
     assert not [line for line in screen.lines() if "%|" in line]
 
 

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import Config
+from engine.evaluation.scores import Scores
 from engine.parallel import Parallel
 from engine.record.console import Console
 from engine.record.timing import HostClock, Timing, shares
 from engine.train.callback import PHASES, Callback
-from engine.train.counters import Counters, Report
+from engine.train.counters import Counters, EpochResult, Report
 from tests.support.configs import CPU, small_config
 from tests.support.forks import DEADLINE
 from tests.support.trainers import Reports, make_trainer, train, update
@@ -112,7 +113,7 @@ class Forget(Callback):
 def test_device_timing_events_are_not_read_between_reports(tmp_path):
     with mock.patch("torch.cuda.Event", QueuedEvent), mock.patch("torch.cuda.current_stream"):
         reports, timing = Reports(), Timing.on(torch.device("cuda"))
-        trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=10"), callbacks=[timing, reports, Forget()])
+        trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=3"), callbacks=[timing, reports, Forget()])
         report = trainer.report
 
         def waiting_report():
@@ -121,7 +122,7 @@ def test_device_timing_events_are_not_read_between_reports(tmp_path):
 
         trainer.report = waiting_report
         train(trainer)
-    assert [sum(each.shares.values()) for each in reports.seen] == [pytest.approx(100, abs=0.05)] * 6
+    assert [sum(each.shares.values()) for each in reports.seen] == [pytest.approx(100, abs=0.05)] * 5
     assert sum(timing.epoch_seconds.values()) == pytest.approx((QueuedEvent.clock - 1) / 1000), "1 ms per event"
 
 
@@ -194,12 +195,12 @@ def test_progress_bar_reads_counters_at_most_once_a_second(tmp_path, monkeypatch
     config, log, time, reads = small_config(tmp_path, "REPORT_FREQ=1000"), Log(rank=1), MovesTime(), []
     read = Counters.read
     monkeypatch.setattr(Counters, "read", lambda *arguments: reads.append(time.now) or read(*arguments))
-    for log.on_terminal, expected in ((False, []), (True, list(range(20, 440, 10)))):
+    for log.on_terminal, expected in ((False, []), (True, list(range(20, 110, 10)))):
         reads.clear()
         console = Console(config, log, Timing(HostClock()), SimpleNamespace(), lambda: (time.now - 10) / 15)
         time.now = 0.0
         train(make_trainer(config, callbacks=[time, console]))
-        assert [each for each in reads if 10 < each < 440] == [each for each in expected if each % 20 == 10]
+        assert [each for each in reads if 10 < each < 110] == [each for each in expected if each % 20 == 10]
 
 
 def test_progress_bar_reads_counters_without_other_processes(tmp_path):
@@ -212,6 +213,17 @@ def test_progress_bar_reads_counters_without_other_processes(tmp_path):
     console._report = Report(*[0] * 11)
     console.on_update(trainer)
     assert asked == [1]
+
+
+def test_time_left_after_an_epoch_counts_none_of_its_own_evaluation(tmp_path):
+    config, told = small_config(tmp_path), []
+    # The forecast counts an evaluation of 60 s for each of the two epochs that is not done.
+    forecast = SimpleNamespace(left=lambda trainer, num_done: 60.0 * (2 - num_done))
+    log = SimpleNamespace(show=told.append, detail=lambda line: None)
+    trainer = make_trainer(config)
+    console = Console(config, log, Timing(HostClock()), forecast)
+    console.on_epoch_end(trainer, EpochResult(Report(*[0] * 11), {"": Scores(1.0, 50.0, 100.0, 90, 0)}, 1, 1, 1))
+    assert told[-1].endswith(" 1:00")
 
 
 class Losses(Callback):

@@ -81,9 +81,9 @@ def resumed(tmp_path_factory, small_yaml) -> Path:
     folder = tmp_path_factory.mktemp("tracked")
     output = folder / "output"
     flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "2"]
-    flags += ["-opts", "REPORT_FREQ=5", "SAVE_STEPS=8", "TRACK=wandb,mlflow"]
+    flags += ["-opts", "REPORT_FREQ=1", "SAVE_STEPS=2", "TRACK=wandb,mlflow"]
     environment = {"WANDB_MODE": "offline"}
-    faults = {"die_when_shown": [60, *SHOWN], "draw_nothing": []}
+    faults = {"die_when_shown": [15, *SHOWN], "draw_nothing": []}
     assert run("main_single_gpu.py", *flags, faults=faults, environment=environment).returncode == -9
     faults = {"wait_long_for_trackers": [], "draw_nothing": []}
     ended = run("main_single_gpu.py", *flags, "-resume", "auto", faults=faults, environment=environment).done()

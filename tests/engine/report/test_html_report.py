@@ -71,7 +71,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     (folder / "small.yaml").write_text(SMALL.replace("REPORT: false", "REPORT: true"))
     words = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-amp", "-output", str(folder / "o p's")]
-    typed("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
+    typed("main_single_gpu.py", *words).done()
     return run_folder(folder / "o p's")
 
 
@@ -147,7 +147,7 @@ def test_classes_without_validation_images_are_named_by_run_and_report(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-data_path", str(tmp_path / "photos"), "-epochs", "1"]
     found = rows(typed("main_single_gpu.py", *words, "-check").stdout)
     assert found["data set"][0] == WARN and found["data set"][1].endswith("cat, zebra")
-    ended = typed("main_single_gpu.py", *words, "-output", str(tmp_path / "runs"), faults={"draw_no_curves": []}).done()
+    ended = typed("main_single_gpu.py", *words, "-output", str(tmp_path / "runs")).done()
     assert [line for line in ended.stdout.splitlines() if line.startswith("warning: ") and line.endswith("cat, zebra")]
     folder = run_folder(tmp_path / "runs")
     facts = status_of(folder)["about"]

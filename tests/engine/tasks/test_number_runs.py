@@ -57,10 +57,19 @@ def trained(train):
 
 
 @pytest.fixture(scope="module")
-def page(trained, tmp_path_factory):
-    """Return the page of the run, whose graph takes photos."""
+def of_times(train, table):
+    """Return a half precision run with a third number: seconds since 1970, which float32 rounds to two minutes."""
+    times = table.with_name("times.csv")
+    rows = [f"{','.join(row.values())},{1.7e9 + 30 * int(row['digit'])}" for row in rows_of(table)]
+    times.write_text("\n".join(["path,digit,ink,time", *rows]) + "\n")
+    return train("DATA.COLUMNS=[path,digit,ink,time]", flags=("-amp",), data=times)
+
+
+@pytest.fixture(scope="module")
+def page(of_times, tmp_path_factory):
+    """Return the page of the half precision run, whose graph takes photos."""
     folder = tmp_path_factory.mktemp("web") / "page"
-    typed("scripts/export.py", trained / "best.pth", "-output", folder, "-to", "web").done()
+    typed("scripts/export.py", of_times / "best.pth", "-output", folder, "-to", "web").done()
     return folder
 
 
@@ -140,48 +149,38 @@ def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):
     assert (folder / "predictions.csv").read_text() == (trained / "predictions.csv").read_text()
 
 
-def test_predictions_and_exports_agree_with_the_validation_table(trained, page, table, tmp_path, monkeypatch, capsys):
-    """Compare the weights, a graph of images, a graph of photos, the code of the page and weights in timm's format."""
-    name = rows_of(trained / "predictions.csv")[0]["image"]
-    expected = rows_of(trained / "predictions.csv")[0]
-    files = [trained / "best.pth", tmp_path / "a.safetensors", tmp_path / "a.onnx", page / "model.onnx"]
+def test_exports_of_a_half_precision_run_answer_as_its_validation_table(
+    of_times, page, table, tmp_path, monkeypatch, capsys
+):
+    """Compare the weights, weights in timm's format, graphs of images and photos, and the code of the page."""
+    rows = rows_of(of_times / "predictions.csv")
+    files = [of_times / "best.pth", tmp_path / "a.safetensors", tmp_path / "a.onnx", page / "model.onnx"]
     for path in files[1:3]:
         typed("scripts/export.py", files[0], "-output", path).done()
+    photos = [table.parent / row["image"] for row in rows]
+    times = []  # of each file: the predicted times of the photos
     for path in files:
-        words = (path, table.parent / name, "-csv", tmp_path / "p.csv", "-json", tmp_path / "p.json")
+        words = (path, *photos, "-csv", tmp_path / "p.csv", "-json", tmp_path / "p.json")
         said = typed("scripts/predict.py", *words).done().stdout
-        (row,) = rows_of(tmp_path / "p.csv")
-        values = [float(expected[f"{each}_predicted"]) for each in ("digit", "ink")]
-        assert [float(row["digit"]), float(row["ink"])] == pytest.approx(values, abs=0.05), path
-        assert float(row["digit_low"]) < values[0] < float(row["digit_high"])
-        (image,) = json.loads((tmp_path / "p.json").read_text())["images"]
-        assert [each["output"] for each in image["predictions"]] == ["digit", "ink"]
+        predicted = rows_of(tmp_path / "p.csv")
+        values = [float(rows[0][f"{name}_predicted"]) for name in ("digit", "ink")]
+        assert [float(predicted[0][name]) for name in ("digit", "ink")] == pytest.approx(values, abs=0.05), path
+        assert float(predicted[0]["digit_low"]) < values[0] < float(predicted[0]["digit_high"])
+        image = json.loads((tmp_path / "p.json").read_text())["images"][0]
+        assert [each["output"] for each in image["predictions"]] == ["digit", "ink", "time"]
         assert said.split("\t")[1] == "digit"
-    shutil.copy(table.parent / name, tmp_path / "photo.jpg")
+        times.append([float(row["time"]) for row in predicted])
+    assert len({*times[0]}) == len(rows) > 20, "half precision would round the answers"
+    for answers in (*times[1:], [float(row["time_predicted"]) for row in rows]):
+        assert answers == pytest.approx(times[0], rel=0, abs=0.1)
+    shutil.copy(photos[0], tmp_path / "photo.jpg")
     shutil.copy(files[-1], tmp_path / "ages.onnx")
     monkeypatch.chdir(tmp_path)
     exec(block_of(ROOT / "docs/numbers.md", "onnxruntime"), {})
-    found = [float(each) for each in re.findall(r"-?\d+\.?\d*", capsys.readouterr().out)]
-    expected = [float(row[f"{each}{end}"]) for each in ("digit", "ink") for end in ("", "_low", "_high")]
+    digit, ink, _ = capsys.readouterr().out.splitlines()
+    found = [float(text) for text in re.findall(r"-?\d+\.?\d*", digit + ink)]
+    expected = [float(predicted[0][f"{name}{end}"]) for name in ("digit", "ink") for end in ("", "_low", "_high")]
     assert found == pytest.approx(expected, abs=0.05)
-
-
-def test_graph_of_a_half_precision_run_returns_times_as_predicted(train, table, tmp_path):
-    """Seconds since 1970, which float32 rounds to two minutes, and half precision the answers."""
-    rows = [f"{row['path']},{1.7e9 + 30 * int(row['digit'])}" for row in rows_of(table)]
-    times = table.with_name("times.csv")
-    times.write_text("\n".join(["path,time", *rows]) + "\n")
-    run = train("DATA.COLUMNS=[path,time]", flags=("-amp",), data=times)
-    files = [run, tmp_path / "a.onnx", tmp_path / "photo.onnx"]
-    for path in files[1:]:
-        typed("scripts/export.py", run, "-output", path, *["-photo"] * (path.stem == "photo")).done()
-    images, found = [table.with_name(f"{number}.png") for number in range(40)], []
-    for path in files:
-        typed("scripts/predict.py", path, *images, "-csv", tmp_path / "p.csv").done()
-        found.append([float(row["time"]) for row in rows_of(tmp_path / "p.csv")])
-    assert len({*found[0]}) > 30
-    for values in found[1:]:
-        assert values == pytest.approx(found[0], rel=0, abs=0.1)
 
 
 @pytest.mark.parametrize("is_standardized", [True, False])
@@ -197,16 +196,16 @@ def test_timms_folder_says_what_the_outputs_mean(trained, tmp_path, is_standardi
     assert meant in (tmp_path / "hub" / "README.md").read_text()
 
 
-def test_page_has_the_names_and_intervals_of_the_numbers(trained, page):
+def test_page_has_the_names_and_intervals_of_the_numbers(of_times, page):
     facts = json.loads((page / "model.json").read_text())
-    calibration = read_torch(trained / "best.pth")["calibration"]
-    assert (facts["numbers"], facts["classes"]) == (True, ["digit", "ink"])
+    calibration = read_torch(of_times / "best.pth")["calibration"]
+    assert (facts["numbers"], facts["classes"]) == (True, ["digit", "ink", "time"])
     assert (facts["interval"], facts["limits"]) == (calibration["interval"], calibration["limits"])
 
 
-def test_int8_compares_errors(trained, page, tmp_path, monkeypatch):
+def test_int8_compares_errors(of_times, page, tmp_path, monkeypatch):
     share_graph(monkeypatch, page / "model.onnx")
-    words = (trained / "best.pth", "-output", tmp_path / "a.onnx", "-int8", "-accept")
+    words = (of_times / "best.pth", "-output", tmp_path / "a.onnx", "-int8", "-accept")
     said = typed("scripts/export.py", *words).done().stdout
     assert said.count("MAE") == 2 and "standard deviations (95% interval" in said
 

@@ -55,6 +55,7 @@ def pairs(draw) -> tuple[np.ndarray, np.ndarray]:
     return true.round(decimals), predicted.round(decimals)
 
 
+@pytest.mark.slow
 @given(pairs(), st.floats(-10, 500))
 @examples(100)
 def test_figures_of_present_numbers_equal_scikit_learns_and_scipys(drawn, mean):

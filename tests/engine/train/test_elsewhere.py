@@ -221,7 +221,7 @@ def test_attention_logits_beyond_float16_do_not_overflow(tmp_path, mode):
 def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
     options = f"-epochs 1 -opts {HALF} PRECISION.DTYPE=float16 TRAIN.MODEL_EMA=true REPORT_FREQ=5 SAVE_STEPS=4".split()
     small_config(tmp_path)
-    words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "128"]
+    words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "32"]
     train = Loop.run
 
     def counted(loop: Loop) -> Outcome:

@@ -156,10 +156,11 @@ def test_skipped_naive_update_leaves_both_weight_copies_unchanged(tmp_path):
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
 
 
-def test_dropout_depends_only_on_step_process_and_seed():
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_dropout_depends_only_on_step_process_and_seed(device):
     draws = []
     for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)):
-        seed_update(*place)
+        seed_update(*place, torch.device(device))
         draws.append(torch.rand(8))
     assert torch.equal(draws[0], draws[-1])
     assert all(not torch.equal(draws[0], draw) for draw in draws[1:-1])

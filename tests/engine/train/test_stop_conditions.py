@@ -107,7 +107,7 @@ def test_early_stopped_run_stays_finished_until_limit_is_lifted(tmp_path, small_
     def start(*options: str, processes: int = 1) -> tuple[str, str | None, int, int]:
         """Continue the run. Return its state, the reason, the number of epochs and the best epoch."""
         script = f"main_{'multi' if processes > 1 else 'single'}_gpu.py"
-        ended = typed(script, *flags, *options, processes=processes, faults={"draw_no_curves": []})
+        ended = typed(script, *flags, *options, processes=processes)
         assert set(ended.codes) == {0}, ended.printed
         said.append(ended.stdout)
         status = status_of(run_folder(tmp_path / "run"))
@@ -130,7 +130,7 @@ class MovesTime(Callback):
         self.now += 100 if trainer.step == 1 else 10
 
 
-def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path):
+def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path, all_digits):
     told, said, time = [], [], MovesTime()
     config = small_config(tmp_path, "REPORT_FREQ=1", "RUN.MAX_TIME=16m", "CALIBRATE=false")
     trainer = make_trainer(config)

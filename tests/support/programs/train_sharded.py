@@ -54,10 +54,11 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     with as_on_gpus(model) if "gpu" in words else contextlib.nullcontext():
         log = Log(process.rank)
         plan = StepPlan.of_trial(config, process, train_set)
+        if "measure" in words:
+            del model
+            ((peak, _),) = peaks_of_cpu_tensors(lambda: build_trainer(plan, build_model(config, 10), data, log))
+            return {"building": peak}
         trainer = build_trainer(plan, model, data, log)
-    if "measure" in words:
-        ((peak, _),) = peaks_of_cpu_tensors(lambda: build_trainer(plan, build_model(config, 10), data, log))
-        return {"building": peak}
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}

@@ -52,7 +52,7 @@ def test_bad_image_check_reads_at_most_128_images(count, share, allowed, ends):
     image_set = Numbered(count, set(np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()))
     bad_images = BadImages(image_set, allowed, lambda line: None)
     if ends:
-        with refused(DataError, "DATA.MAX_BAD_FRACTION"):
+        with refused(DataError, "DATA.MAX_BAD_FRACTION", f"of {min(count, 128)} images"):
             bad_images.check_sample(ALONE)
     else:
         bad_images.check_sample(ALONE)

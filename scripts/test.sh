@@ -3,7 +3,7 @@
 # With arguments for pytest, it runs only the tests that they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     after every edit: 1.5 to 4 minutes on 2 cores; without tests marked slow
+#   bash scripts/test.sh -quick     after every edit: 1 to 3 minutes on 2 cores; without tests marked slow
 #   bash scripts/test.sh -release   before a release: tests/release, and 20 times as many drawn examples for each property,
 #                                   from a new seed; with EXAMPLES_SEED=SEED before it, from this seed
 set -euo pipefail

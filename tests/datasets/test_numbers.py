@@ -371,7 +371,8 @@ def tenths(column: np.ndarray, num_columns: int) -> list[set[int]]:
     """Return the rows of each tenth of the numbers in a column, or of fewer parts if a tenth had fewer than 10 images
     for each of the columns."""
     rows = np.argsort(column)[: np.count_nonzero(~np.isnan(column))]  # NaN is last
-    return [{*part.tolist()} for part in np.array_split(rows, max(1, min(10, len(rows) // (10 * num_columns))))]
+    number = max(1, min(10, len(rows) // (10 * num_columns)))
+    return [{*part.tolist()} for part in np.split(rows, [part * len(rows) // number for part in range(1, number)])]
 
 
 @st.composite

@@ -152,7 +152,7 @@ def test_data_without_readable_images_raises_data_error_through_workers(folder, 
 def test_loader_processes_ignore_signals_and_end_on_close(folder):
     data = train_data(folder_settings(folder, 2, WORKERS="processes"))
     expected = taken(train_data(folder_settings(folder)).windows(0, 100))
-    others = {*multiprocessing.active_children()}  # of earlier tests, which may leave two ranks for later ones
+    others = {*multiprocessing.active_children()}  # started by earlier tests
     windows = data.windows(0, 100)
     got = taken([next(windows)])
     workers = {*multiprocessing.active_children()} - others

@@ -1,7 +1,5 @@
 """The first layer of weights for red, green and blue, fitted to the channels of images with their files' values."""
 
-import functools
-
 import pytest
 import torch
 from timm.models import adapt_input_conv
@@ -56,22 +54,20 @@ def test_weights_trained_with_the_same_order_of_colours_stay_unchanged(tmp_path)
     assert torch.equal(found, random_weights()[KERNEL]) and not lines
 
 
-@functools.cache
-def built(name: str, side: int, channels: int) -> tuple[torch.nn.Module, Config]:
-    """Return a network of timm with random weights, and its settings."""
-    data = {"IMAGE_CHANNELS": channels, "IMAGE_SIZE": side}
-    config = replaced(Config(), DATA=data, MODEL={"TYPE": "timm", "NAME": name})
-    return build_model(config, num_classes=5).eval(), config
-
-
 @pytest.mark.filterwarnings("ignore:::timm.layers.interpolate")
 @pytest.mark.parametrize("name", ["repvgg_a0", "mobileone_s0", "fastvit_t8", "crossvit_tiny_240", "tresnet_m"])
 @pytest.mark.parametrize("channels", [1, 6])
 def test_networks_with_several_or_unusual_first_layers_take_other_channels(tmp_path, name, channels):
     side = 240 if name == "crossvit_tiny_240" else 48  # its two sizes of patches fit few sizes of images
-    colours, _ = built(name, side, 3)
+
+    def built(num_channels: int) -> tuple[torch.nn.Module, Config]:
+        data = {"IMAGE_CHANNELS": num_channels, "IMAGE_SIZE": side}
+        config = replaced(Config(), DATA=data, MODEL={"TYPE": "timm", "NAME": name})
+        return build_model(config, num_classes=5).eval(), config
+
+    colours, _ = built(3)
     path = saved(colours.state_dict(), tmp_path / "x.pth")
-    model, config = built(name, side, channels)
+    model, config = built(channels)
     lines = load_pretrained(model, str(path), settings=flatten(config))
     images = torch.rand(2, channels, side, side)
     # Grey images count as colours; six channels as the mean of the first and last three.

@@ -57,6 +57,10 @@ ATTRIBUTES = [
 ]
 SIGNALS = (*STOPPING, signal.SIGCHLD)
 SHIPPED_DIGITS = arrays.DIGITS
+FSYNC, TO_PNG, ARE_NEAR = os.fsync, engine.report.plot.to_png, datasets.identity.are_near
+PICTURE = io.BytesIO()
+Image.new("RGB", (8, 6)).save(PICTURE, "PNG")
+NEAR: dict[tuple, bool] = {}  # {pair of images: whether they are near copies}, of the pairs this process has compared
 
 
 def change(owner: Any, name: str, value: object) -> None:
@@ -70,16 +74,10 @@ def plant(faults: dict[str, list]) -> None:
         getattr(importlib.import_module("tests.support.planted"), name)(*values)
 
 
-FSYNC, TO_PNG, ARE_NEAR = os.fsync, engine.report.plot.to_png, datasets.identity.are_near
-PICTURE = io.BytesIO()
-Image.new("RGB", (8, 6)).save(PICTURE, "PNG")
-NEAR: dict[tuple, bool] = {}  # {pair of images: whether they are near copies}, of the pairs this process has compared
-
-
 def save_time() -> None:
     """Leave out what takes long in a short run and hardly depends on it. This is not a fault."""
     # The files of tests need not survive a crash of the machine, and a run would wait for the disk 20 times.
-    if os.fsync is FSYNC:  # not if the test has planted another one
+    if os.fsync is FSYNC:  # unless the test has replaced it
         change(os, "fsync", lambda file: None)
     # Each run on a CPU would measure the speed of half precision: a quarter of a short run.
     change(utils.host, "time_products", lambda device, x, weight: 1.0)

@@ -24,9 +24,10 @@ for each in MODULES:
     with contextlib.suppress(ImportError):  # some modules are optional
         importlib.import_module(each)
 importlib.import_module("tests.support.contracts").install()
-importlib.import_module("tests.support.in_process").read_few_digits()
-importlib.import_module("tests.support.in_process").save_time()
-importlib.import_module("tests.support.in_process").CHANGES.pop_all()  # so that nothing undoes it
+in_process = importlib.import_module("tests.support.in_process")
+in_process.read_few_digits()
+in_process.save_time()
+in_process.CHANGES.pop_all()  # so that nothing undoes it
 # The start of several processes looks for backends in all installed packages.
 metadata.entry_points = functools.cache(metadata.entry_points)
 metadata.entry_points(group="torch.distributed.backends")

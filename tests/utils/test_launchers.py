@@ -25,6 +25,7 @@ from tests.support.runs import (
     free_port,
     run,
     run_folder,
+    run_fresh,
     status_of,
     typed,
     wait_until,
@@ -70,9 +71,11 @@ def test_main_program_ignores_an_installed_package_named_datasets(program, small
     stub.mkdir(parents=True)
     (stub / "__init__.py").write_text("raise ImportError('this is the public package')")
     options = {"cwd": tmp_path, "environment": {"PYTHONPATH": str(tmp_path / "site")}}
-    faults = {"start_python_as_forks": [], "forget_our_modules": []}
     words = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-epochs", "1", "-batch_size", "160"]
-    run(program, *words, *["-ngpus", "2"] * (program == "main_multi_gpu.py"), **options, faults=faults).done()
+    if program == "main_single_gpu.py":
+        run(program, *words, **options, faults={"forget_our_modules": []}).done()
+    else:
+        run_fresh(program, *words, "-ngpus", "2", **options).done()
 
 
 def test_run_that_starts_its_processes_itself_matches_run_started_by_flags(by_flags, small_yaml, tmp_path):

@@ -22,36 +22,34 @@ const kept = new Item("body"), handlers = {};
 const addEventListener = (name, handler) => { handlers[name] = handler; };
 const document = { createElement: (kind) => new Item(kind), getElementById: () => kept, addEventListener };
 const fetch = async () => { throw new Error("no network"); };
-"""
-TEXTS = """
 const textsOf = (item) => [...(item.textContent ? [item.textContent] : []), ...item.items.flatMap(textsOf)];
 """
-SHOW = f"""{TEXTS}
+SHOW = """
 const [facts, result] = JSON.parse(process.argv[1]), place = new Item("div");
 model = facts;
 show(place, result);
 console.log(JSON.stringify(textsOf(place)));
 """
 # Adds photos with these names. One that is called notes.txt is no image.
-ADD = f"""{TEXTS}
-model = {{ several: false, threshold: 0 }};
+ADD = """
+model = { several: false, threshold: 0 };
 URL.createObjectURL = () => "";
-classify = async ({{ name }}) => {{
+classify = async ({ name }) => {
   if (name === "notes.txt") throw new Error("no image");
-  return {{ guesses: [{{ name: `class of ${{name}}`, probability: 1 }}], isStranger: false }};
-}};
-JSON.parse(process.argv[1]).forEach((name) => add({{ name }}));
+  return { guesses: [{ name: `class of ${name}`, probability: 1 }], isStranger: false };
+};
+JSON.parse(process.argv[1]).forEach((name) => add({ name }));
 queue.then(() => console.log(JSON.stringify(kept.items.map(textsOf))));
 """
 # Drops a photo before and after the graph has been loaded.
-DROP = f"""{TEXTS}
-const dropPhoto = () => handlers.drop({{ preventDefault() {{}}, dataTransfer: {{ files: [{{ name: "1.jpg" }}] }} }});
+DROP = """
+const dropPhoto = () => handlers.drop({ preventDefault() {}, dataTransfer: { files: [{ name: "1.jpg" }] } });
 URL.createObjectURL = () => "";
-classify = async () => ({{ guesses: [{{ name: "cat", probability: 1 }}], isStranger: false }});
-model = {{ several: false, threshold: 0 }};
+classify = async () => ({ guesses: [{ name: "cat", probability: 1 }], isStranger: false });
+model = { several: false, threshold: 0 };
 dropPhoto();
 const before = kept.items.length;
-session = {{}};
+session = {};
 dropPhoto();
 queue.then(() => console.log(JSON.stringify([before, kept.items.map(textsOf)])));
 """

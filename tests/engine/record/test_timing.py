@@ -217,7 +217,7 @@ def test_progress_bar_reads_counters_without_other_processes(tmp_path):
 
 def test_time_left_after_an_epoch_counts_none_of_its_own_evaluation(tmp_path):
     config, told = small_config(tmp_path), []
-    # The forecast counts an evaluation of 60 s for each of the two epochs that is not done.
+    # The forecast counts 60 s for each of the two evaluations that is still to come.
     forecast = SimpleNamespace(left=lambda trainer, num_done: 60.0 * (2 - num_done))
     log = SimpleNamespace(show=told.append, detail=lambda line: None)
     trainer = make_trainer(config)

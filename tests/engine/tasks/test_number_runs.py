@@ -149,6 +149,18 @@ def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):
     assert (folder / "predictions.csv").read_text() == (trained / "predictions.csv").read_text()
 
 
+@pytest.mark.parametrize("name", ["a.safetensors", "a.onnx"])
+def test_exports_of_a_float32_run_answer_as_its_validation_table(trained, table, tmp_path, name):
+    typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / name).done()
+    expected = rows_of(trained / "predictions.csv")[0]
+    photo = table.parent / expected["image"]
+    typed("scripts/predict.py", tmp_path / name, photo, "-csv", tmp_path / "p.csv").done()
+    (row,) = rows_of(tmp_path / "p.csv")
+    for output in ("digit", "ink"):
+        assert float(row[output]) == pytest.approx(float(expected[f"{output}_predicted"]), abs=0.05)
+    assert float(row["digit_low"]) < float(expected["digit_predicted"]) < float(row["digit_high"])
+
+
 def test_exports_of_a_half_precision_run_answer_as_its_validation_table(
     of_times, page, table, tmp_path, monkeypatch, capsys
 ):
@@ -158,7 +170,7 @@ def test_exports_of_a_half_precision_run_answer_as_its_validation_table(
     for path in files[1:3]:
         typed("scripts/export.py", files[0], "-output", path).done()
     photos = [table.parent / row["image"] for row in rows]
-    times = []  # of each file: the predicted times of the photos
+    times = []  # for each file, the predicted times of the photos
     for path in files:
         words = (path, *photos, "-csv", tmp_path / "p.csv", "-json", tmp_path / "p.json")
         said = typed("scripts/predict.py", *words).done().stdout

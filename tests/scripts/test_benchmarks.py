@@ -147,6 +147,7 @@ def test_gpu_session_parts_have_valid_commands_and_fit_the_time_limit(monkeypatc
     monkeypatch.setattr(gpu_session, "run_session", lambda path, parts, kind: ran.append(parts) or 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(step, "measure_cases", lambda arguments, workers, *rest: " ".join(workers))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))  # otherwise main sets it for all tests
     calls = re.findall(r"-output FOLDER (-parts.*)", gpu_session.__doc__)
     for call in calls:
         assert gpu_session.main(["-output", str(tmp_path), *call.split()]) == 0

@@ -51,7 +51,7 @@ def attack(user: int, file: str, host: str, ports: list[str]) -> None:
         os.waitpid(child, 0)
     if user == 0:
         return  # another machine does not see the files
-    for folder in Path(tempfile.gettempdir()).glob("halfstep-*"):
+    for folder in Path(tempfile.gettempdir()).glob("halfstep-????????"):  # as launchers name them
         try:
             print("read", [path.read_bytes() for path in folder.iterdir()])
         except PermissionError:

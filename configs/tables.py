@@ -3,8 +3,8 @@
 Each row has a name and what other files need to know of it.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
-documentation, and tests/test_registered.py names each file in which an entry is missing. Losses and data sets name
-their class or function as text, so that only runs that use it import it.
+documentation, and tests/repository/test_registered.py names each file in which an entry is missing. Losses and data
+sets name their class or function as text, so that only runs that use it import it.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """All private names of torch, torchvision and timm that halfstep uses, with the reason for each. Other files use none.
 
 These names exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.txt allows another version, run
-tests/utils/test_torch_internals.py with that version.
+tests/unit/utils/test_torch_internals.py with that version.
 """
 
 import importlib

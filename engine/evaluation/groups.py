@@ -18,7 +18,7 @@ from utils.text import counted
 
 # With fewer groups there is no interval. With 5 groups that differ as much as persons do, and an accuracy from 50 to
 # 95%, the intervals of simulated runs had the accuracy of other groups in 91 to 100% of cases, and they are 25 to 80
-# points wide (tests/engine/test_groups.py).
+# points wide (tests/unit/engine/test_groups.py).
 FEWEST_GROUPS = 5
 MOST_SIGNS = 16  # groups whose signs are all tried: 65,536 combinations
 

@@ -188,7 +188,7 @@ def test_program_code_never_loads_files_unsafely():
 
 
 def test_only_the_reader_of_paddle_files_imports_pickle():
-    """It replaces the method that finds classes; tests/models/test_paddle_weights.py opens hostile files."""
+    """It replaces the method that finds classes; tests/unit/models/test_paddle_weights.py opens hostile files."""
     unpickling = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     importing = [path.relative_to(ROOT).as_posix() for path in OURS if imported(path) & unpickling]
     assert importing == ["models/weights/paddle.py"]

@@ -15,7 +15,8 @@ from coverage.numbits import numbits_to_nums
 from tests.mistakes.mutants import Mutant
 
 FEW = 2  # tests of a function with many parameters that come before the others
-OF_TABLES = "tests/test_registered.py::"  # tests of the program's tables, and of the pages that are written from them
+# Tests of the program's tables, and of the pages that are written from them.
+OF_TABLES = "tests/repository/test_registered.py::"
 SECONDS_ALONE = 1.0  # a test that takes longer runs together with the other tests of its file, which share fixtures
 
 

@@ -1,6 +1,7 @@
 """The commands on the pages for users run as printed, in order, on a small folder of photos.
 
-tests/test_photos_page.py does this for docs/photos.md and docs/numbers.md, tests/test_readme.py for README.md.
+tests/commands/test_photos_page.py does this for docs/photos.md and docs/numbers.md, tests/repository/test_readme.py for
+README.md.
 """
 
 import csv
@@ -32,13 +33,13 @@ NOT_TYPED = {
     "http.server": "it serves until somebody stops it",
     "pip install": "it installs packages",
     "npm install": "it installs packages",
-    "source <(": "it changes the shell of a person; tests/scripts/test_completion.py runs the completions",
+    "source <(": "it changes the shell of a person; tests/commands/test_completion.py runs the completions",
     "cd /dataset/imagenet": "it sorts the 50,000 validation images of Kaggle's archive",
     "from torchvision.datasets import ImageNet": "it unpacks the archives of ImageNet",
     "LOC_val_solution.csv": "it sorts the 50,000 validation images of Kaggle's archive",
     "torchvision/Flowers102": "it downloads the data set",
     "vit_cifar10": "it downloads the data set",
-    "https://": "the reader's server; tests/datasets/remote has servers",
+    "https://": "the reader's server; tests/faults/remote has servers",
     "s3://": "the reader's server",
     "hf://": "the reader's server",
     "NAME_OR_FILE": "the page has other commands with these settings",

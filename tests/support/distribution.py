@@ -3,7 +3,7 @@
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-RUN_HASHES, OUTPUTS = "tests/test_run_hashes.py", "tests/test_outputs.py"
+RUN_HASHES, OUTPUTS = "tests/runs/test_run_hashes.py", "tests/commands/test_outputs.py"
 
 
 def group_of(test: str) -> str:

@@ -1,4 +1,4 @@
-"""Makes the exports of a release, which later versions must be able to read (tests/test_exports_of_releases.py):
+"""Makes the exports of a release, which tests/commands/test_exports_of_releases.py lets later versions read:
 
     python -m tests.support.make_exports [KIND ...]
 

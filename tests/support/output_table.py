@@ -1,6 +1,6 @@
 """The table of outputs: commands on small stored runs, and the text of everything that each of them prints and writes.
 
-tests/test_outputs.py compares the texts with the expected ones in tests/data/outputs, which
+tests/commands/test_outputs.py compares the texts with the expected ones in tests/data/outputs, which
 scripts/maintenance/outputs.py writes. describers.py describes the files.
 """
 

@@ -1,6 +1,6 @@
 """The table of run hashes: short runs with many settings, each started in several ways.
 
-tests/test_run_hashes.py compares the ways. scripts/maintenance/run_hashes.py prints the hashes of a checkout.
+tests/runs/test_run_hashes.py compares the ways. scripts/maintenance/run_hashes.py prints the hashes of a checkout.
 """
 
 import shutil

@@ -1,3 +1,0 @@
-"""Weights with no two equal numbers."""
-
-from tests.models.conftest import weights  # noqa: F401

@@ -1,1 +1,0 @@
-"""Tests of images with the values of their files."""

@@ -1,3 +1,0 @@
-"""A model trained on the digits, and the digits as files."""
-
-from tests.scripts.conftest import digits, trained  # noqa: F401

@@ -151,7 +151,7 @@ class Best:
     @classmethod
     def of(cls, scores: Scores, epoch: int, suffix: str) -> "Best":
         facts = scores.num_images, scores.metric, scores.by_groups
-        return cls(scores.value, epoch, -scores.rank[1], suffix, *facts)
+        return cls(scores.value, epoch, scores.loss, suffix, *facts)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> "Best":

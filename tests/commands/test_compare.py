@@ -93,6 +93,11 @@ def test_runs_differing_only_in_seed_form_a_group(folder):
     assert "SAVE" not in out and "TAG" not in out
 
 
+def test_smallest_value_of_another_metric_is_the_best_if_smaller_is_better(folder):
+    losses = [list(group.best.values()) for group in groups_in(folder.parent, "loss")]
+    assert losses == [[1 - best / 100 for best in each] for each in OF_RATE.values()]
+
+
 def test_differences_are_paired_when_the_seeds_match():
     one, other = {0: 97.0, 1: 96.0, 2: 98.0}, {0: 90.0, 1: 91.0, 2: 95.0}
     gaps = numpy.array(list(other.values())) - numpy.array(list(one.values()))

@@ -1,5 +1,6 @@
 """Small data sets of every kind that is read from files: each has 12 files in two classes, and one file is no image."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,8 +35,9 @@ def write_csv(root: Path) -> None:
 
 def write_shards(root: Path) -> None:
     for part, numbers in (("train-0", range(4)), ("train-1", range(4, 8)), ("val-0", range(8, COUNT))):
-        files = {f"{number}.cls": b"%d" % (number % 2) for number in numbers}
-        write_tar(root / f"{part}.tar", files | {f"{number}.png": CONTENTS[number] for number in numbers})
+        names = {number: os.fsdecode(b"caf\xe9 %d" % number) for number in numbers}  # a name from Windows, no UTF-8
+        files = {f"{name}.cls": b"%d" % (number % 2) for number, name in names.items()}
+        write_tar(root / f"{part}.tar", files | {f"{name}.png": CONTENTS[number] for number, name in names.items()})
 
 
 def write_parquet_files(root: Path) -> None:

@@ -83,7 +83,8 @@ def test_names_and_keys_identify_the_images_of_a_part(source):
     for part in source.load():
         names = [part.name(index) for index in range(len(part))]
         assert len({*names}) == len({*keys_of(part)}) == len(part) and all(names)
-        assert [key.decode(errors="surrogateescape") for chunk in part.all_keys() for key in chunk] == keys_of(part)
+        for some in (part, part.take(np.arange(1, len(part)))):
+            assert [key.decode(errors="surrogateescape") for chunk in some.all_keys() for key in chunk] == keys_of(some)
 
 
 def test_only_the_damaged_image_cannot_be_read(source):

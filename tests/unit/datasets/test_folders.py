@@ -33,6 +33,13 @@ def test_class_without_validation_images_is_a_warning(tmp_path):
     assert not any(each.startswith("warning: ") for each in load("imagefolder", tmp_path)[1].notes)
 
 
+def test_first_usual_name_of_the_validation_images_wins(tmp_path):
+    for part in ("train", "dev", "eval", "test"):
+        make_folders(tmp_path / part, {"ant": 1, "bee": 1})
+    _, val = load("imagefolder", tmp_path)
+    assert {Path(val.name(index)).parts[-3] for index in range(len(val))} == {"eval"}
+
+
 def test_hidden_folders_and_non_image_files_are_ignored(tmp_path):
     make_folders(tmp_path / "train", {"ant": 1, "bee": 1, ".ipynb_checkpoints": 1, "bee/more": 1, "bee/.trash": 1})
     make_folders(tmp_path / "val", {"ant": 1})

@@ -299,7 +299,11 @@ def checkpoint(change: str) -> Callable:
 
 
 def outside(names: object) -> Callable:
-    return torch_file({"shards": names, "state_dict": {}})
+    def write(path: Path, weights: Path) -> None:
+        torch.save({}, path.parent / "beside.pth")
+        torch.save({"shards": names, "state_dict": {}}, path)
+
+    return write
 
 
 def head(tensor: object) -> Callable:
@@ -408,7 +412,7 @@ IN_PIECES = {
     "comment": with_start("RGB", "PPM", b"#" + 10**7 * b"c" + b"\n", 3),
     "extensions": with_start("RGB", "GIF", 300_000 * b"\x21\xfe\1c\0", 13),
 }
-OUTSIDE = ([1, None], ["/etc/passwd"], ["shards/../last.pth"], ["shards/../../x"], ["other/x"], 5)
+OUTSIDE = ([1, None], ["/etc/passwd"], ["shards/../beside.pth"], ["shards/../../x"], ["other/x"], 5)
 ROWS = ([], *({"state_dict/a": rows} for rows in (torch.ones(3), None, torch.ones(1).expand(4))))
 ZERO = (b"a.png \0 0\n", 1001 * b"a.png 0\n" + b"\0.png 0\n", "a.png 0\n".encode("utf-16"))
 WEIGHTS = (read_weights, read_record)

@@ -300,6 +300,7 @@ def checkpoint(change: str) -> Callable:
 
 def outside(names: object) -> Callable:
     def write(path: Path, weights: Path) -> None:
+        (path.parent / "shards").mkdir(exist_ok=True)
         torch.save({}, path.parent / "beside.pth")
         torch.save({"shards": names, "state_dict": {}}, path)
 

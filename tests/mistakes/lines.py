@@ -80,7 +80,7 @@ class Lines:
                 self._executing((file, moved.before(line)) for line in range(first, last + 1)) for first, last in spans
             ]
             found = [next(filter(None, tests), set())]
-        chosen = [test for tests in found for test in self._cheapest_first(tests, f"tests/{Path(file).parent}/")]
+        chosen = [test for tests in found for test in self._cheapest_first(tests, f"tests/unit/{Path(file).parent}/")]
         return list(dict.fromkeys(chosen))
 
     def _uses(self, file: str, name: str) -> list[tuple[str, int]]:

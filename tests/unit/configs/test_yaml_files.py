@@ -33,6 +33,11 @@ def test_settings_file_overrides_its_base_files_loaded_depth_first():
     assert loaded.origins["SAVE_FREQ"] == "shared/one.yaml"
 
 
+def test_section_that_is_written_twice_is_refused():
+    with refused(ConfigError, "x.yaml", "TRAIN", "lines 1 and 3"):
+        load_text("TRAIN: {BASE_LR: 0.1}\nSEED: 1\nTRAIN: {NUM_EPOCHS: 2}\n")
+
+
 def test_circular_base_files_are_refused_and_named():
     write("BASE: b.yaml", "a.yaml")
     write("BASE: [./a.yaml]", "b.yaml")

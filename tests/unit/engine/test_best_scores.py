@@ -10,7 +10,8 @@ import torch
 
 from datasets import ImageSet
 from engine.best_scores import BestScores
-from engine.evaluation.scores import Best
+from engine.evaluate_weights import compare_with_start
+from engine.evaluation.scores import Best, Rival
 from engine.record.saved_run import SavedRun
 from engine.tasks.classes import ClassTally
 from engine.tasks.labels import LabelTally
@@ -131,6 +132,13 @@ def kept(tmp_path, groups=None):
     )
     log = SimpleNamespace(say=lambda *lines: None, note=lambda *lines: None)
     return BestScores(plan, tmp_path / "best.pth", log)
+
+
+def test_no_warning_of_a_useless_training_if_an_earlier_epoch_was_better_than_the_start():
+    better = Best(88.0, 6, 0.4, metric="top1", rival=Rival(4, "", 90.7, "359 images"))
+    assert compare_with_start(better, {"top1": 89.0, "loss": 0.5}) == []
+    (line,) = compare_with_start(better, {"top1": 91.0, "loss": 0.5})
+    assert_names(line, "warning", "91.00%")
 
 
 def test_images_of_one_group_count_as_one_observation(tmp_path):

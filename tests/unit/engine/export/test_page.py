@@ -43,7 +43,9 @@ queue.then(() => console.log(JSON.stringify(kept.items.map(textsOf))));
 """
 # Drops a photo before and after the graph has been loaded.
 DROP = """
-const dropPhoto = () => handlers.drop({ preventDefault() {}, dataTransfer: { files: [{ name: "1.jpg" }] } });
+let prevented = 0;
+const files = [{ name: "1.jpg" }];
+const dropPhoto = () => handlers.drop({ preventDefault() { prevented++; }, dataTransfer: { files } });
 URL.createObjectURL = () => "";
 classify = async () => ({ guesses: [{ name: "cat", probability: 1 }], isStranger: false });
 model = { several: false, threshold: 0 };
@@ -51,7 +53,16 @@ dropPhoto();
 const before = kept.items.length;
 session = {};
 dropPhoto();
-queue.then(() => console.log(JSON.stringify([before, kept.items.map(textsOf)])));
+queue.then(() => console.log(JSON.stringify([before, prevented, kept.items.map(textsOf)])));
+"""
+# Classifies a photo whose classes have the probabilities of the argument, in any order, and shows the result.
+CLASSIFY = """
+const probabilities = JSON.parse(process.argv[1]), place = new Item("div");
+ort = { Tensor: class {} };
+pixelsOf = async () => ({ pixels: [], width: 1, height: 1 });
+session = { run: async () => ({ probabilities: { data: Object.values(probabilities) } }) };
+model = { several: true, threshold: 0.5, classes: Object.keys(probabilities) };
+classify({}).then((result) => { show(place, result); console.log(JSON.stringify(textsOf(place))); });
 """
 # Reads an image whose rows have the opacities of the argument, on a canvas that keeps what transparent pixels cover.
 READ = """
@@ -100,6 +111,12 @@ def test_page_says_why_a_photo_is_unknown():
     assert shown({"birds": 0.4}, several=True) == ["no label", "birds", "40.0%"]
 
 
+def test_all_probable_labels_are_named_and_the_first_have_bars():
+    probabilities = {name: 0.55 + number / 20 for number, name in enumerate("abcdefg")} | {"h": 0.1}
+    texts = printed(CLASSIFY, probabilities)
+    assert texts[0] == "g, f, e, d, c, b, a" and texts[1::2] == ["g", "f", "e", "d", "c"]
+
+
 def test_intervals_of_numbers_end_at_the_limits_of_the_numbers():
     facts = {"numbers": True, "classes": ["count", "share", "age"], "interval": [3.5, 0.4, None]}
     facts |= {"limits": [[0, None], [-1, 0], [None, None]]}
@@ -114,7 +131,8 @@ def test_photos_after_a_file_that_is_no_image_are_classified():
 
 
 def test_photo_dropped_before_the_graph_is_loaded_is_ignored():
-    before, photos = printed(DROP, None)
+    before, prevented, photos = printed(DROP, None)
+    assert prevented == 2, "otherwise the browser leaves the page and opens the photo"
     assert before == 0 and [texts[0] for texts in photos] == ["1.jpg"] and "cat" in photos[0]
 
 

@@ -112,7 +112,7 @@ class Only:
 
 
 ONLY_FOR_DISTILLATION = Only("TRAIN.DISTILLATION_TYPE", "soft", "hard")
-ONLY_FOR_NUMBERS = Only("TRAIN.OBJECTIVE", *(name for name, row in TASKS.items() if row.measured))
+ONLY_FOR_NUMBERS = Only("TRAIN.OBJECTIVE", *(name for name, row in TASKS.items() if not row.has_classes))
 SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured unless given
 ONLY_FOR_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
 ONLY_FOR_VIT = Only("MODEL.TYPE", "vit")
@@ -331,6 +331,11 @@ class Data:
     def has_label_columns(self) -> bool:
         """Return whether the csv file has one column of 0 and 1 for each class."""
         return len(self.COLUMNS) > 2 or self.COLUMNS[1:] == ("*",)
+
+    @property
+    def image_root(self) -> str:
+        """Return IMAGE_ROOT, or "" if it is not set or has no effect."""
+        return self.IMAGE_ROOT or "" if self.DATASET == "csv" else ""
 
     @property
     def has_several_labels(self) -> bool:
@@ -772,8 +777,13 @@ class Config:
     @property
     def task(self) -> TaskRow:
         """What the model learns. The settings of the data say whether an image can have several labels."""
+        return TASKS[self.task_name]
+
+    @property
+    def task_name(self) -> str:
+        """The key of the task in TASKS."""
         name = self.TRAIN.OBJECTIVE
-        return TASKS["labels" if name == "classes" and self.DATA.has_several_labels else name]
+        return "labels" if name == "classes" and self.DATA.has_several_labels else name
 
     @property
     def fits_unknown_statistics(self) -> bool:

@@ -77,65 +77,50 @@ TORCH_OPTIMIZERS = {
 class SourceRow(NamedTuple):
     """A row of SOURCES: one data set or kind of data set."""
 
-    where: str  # file and function in datasets/sources/; datasets/sources/__init__.py describes the return value
     sentence: str  # the description in settings and documentation, without a full stop
     split: str  # where the validation images come from
     section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
     in_order: bool = False  # whether images are read in file order
-    where_of_url: str = ""  # file and function that read data from a server, if DATA.DATA_PATH is a URL
 
 
 # {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATA.DATASET", "name") in configs/schema.py.
 SOURCES = {
-    "imagenet2012": SourceRow("listing.read_imagenet", "ImageNet as lists or class folders", "included"),
-    "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
-    "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "included, or held out"),
+    "imagenet2012": SourceRow("ImageNet as lists or class folders", "included"),
+    "imagefolder": SourceRow("a folder of images per class", "included, or held out"),
+    "csv": SourceRow("a table of paths and classes", "included, or held out"),
     "shards": SourceRow(
-        "shards.read_shards",
         "tar files with many images each, as WebDataset writes them",
         "included, or held out",
         in_order=True,
-        where_of_url="remote.read_remote_shards",
     ),
     "parquet": SourceRow(
-        "parquet.read_parquet",
         "parquet files, the usual format of data sets on Hugging Face",
         "included, or held out",
         in_order=True,
     ),
-    "caltech101": SourceRow("folder.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
-    "caltech256": SourceRow("folder.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
-    "cifar10": SourceRow(
-        "torchvision_sets.read_torchvision", "downloaded if missing", "included", "cifar10-and-cifar100"
-    ),
-    "cifar100": SourceRow(
-        "torchvision_sets.read_torchvision", "downloaded if missing", "included", "cifar10-and-cifar100"
-    ),
+    "caltech101": SourceRow("its unpacked archive", "random", "caltech101-and-caltech256"),
+    "caltech256": SourceRow("its unpacked archive", "random", "caltech101-and-caltech256"),
+    "cifar10": SourceRow("downloaded if missing", "included", "cifar10-and-cifar100"),
+    "cifar100": SourceRow("downloaded if missing", "included", "cifar10-and-cifar100"),
     "digits": SourceRow(
-        "arrays.read_digits",
         "1,797 handwritten digits, part of halfstep",
         "fixed, 80/20, or in [folds](#cross-validation)",
         has_files=False,
     ),
     "torchvision/NAME": SourceRow(
-        "torchvision_sets.read_torchvision",
         "Flowers102, Food101, SVHN and others; downloaded if missing",
         "included, or random",
         "torchvisionname",
     ),
-    "synthetic": SourceRow(
-        "synthetic.read_synthetic", "random images, to measure speed", "none needed", has_files=False
-    ),
+    "synthetic": SourceRow("random images, to measure speed", "none needed", has_files=False),
 }
 
 # Data sets of users' own photos, where EXIF orientation is applied. Published scores on others ignore it.
 OF_USERS = ("imagefolder", "csv", "shards", "parquet")
 
 
-NATIVE = "pixels.native.pixels.NativePixels"
-# {value of DATA.PIXELS: file and class in datasets/}
-PIXEL_KINDS = {"8bit": "pixels.Pixels"} | dict.fromkeys(("native", "window", "uint8", "uint16", "float32"), NATIVE)
+PIXEL_KINDS = ("8bit", "native", "window", "uint8", "uint16", "float32")  # the values of DATA.PIXELS
 
 
 class MetricRow(NamedTuple):
@@ -176,8 +161,6 @@ class TaskRow(NamedTuple):
     """A row of TASKS: what a model learns from the images."""
 
     where: str  # file and class in engine/tasks/
-    targets: str  # file and class in datasets/ of what a target is
-    reading: str  # file and class in datasets/ that reads targets from tables, lists and tars
     reason: str  # the origin of the values of other settings that follow from the task
     losses: tuple[str, ...]  # values of TRAIN.LOSS, the default first
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC, the default first
@@ -191,7 +174,6 @@ class TaskRow(NamedTuple):
     noun: str = "class"  # what an output of the model stands for
     has_several_classes: bool = False  # whether an image can have any number of classes
     refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
-    measured: str = ""  # file and function in datasets/ that measures the training targets before a run
     # Flags of halfstep predict that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
@@ -206,8 +188,6 @@ class TaskRow(NamedTuple):
 TASKS = {
     "classes": TaskRow(
         "classes.ClassTask",
-        "targets.one_class.OneClass",
-        "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",
         ("cross_entropy", "bce"),
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
@@ -217,8 +197,6 @@ TASKS = {
     ),
     "labels": TaskRow(
         "labels.LabelTask",
-        "targets.label_sets.LabelSets",
-        "targets.label_sets.several_labels",
         "several labels per image",
         ("bce",),
         ("map", "micro_f1", "top1", "top5", "loss", "macro_recall", "macro_f1"),
@@ -231,8 +209,6 @@ TASKS = {
     ),
     "numbers": TaskRow(
         "numbers.NumberTask",
-        "targets.numbers.NumberTargets",
-        "targets.number_tables.NumberColumns",
         "TRAIN.OBJECTIVE",
         ("smooth_l1", "l1", "mse"),
         ("mae", "rmse", "r2", "spearman", "loss"),
@@ -243,7 +219,6 @@ TASKS = {
         metric_of_images="mae",
         noun="number",
         has_classes=False,
-        measured="targets.numbers.standardized",
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
         refusals="refusals.NUMBERS",

@@ -12,6 +12,7 @@ from datasets.build import (
     invent_images,
     watches,
 )
+from datasets.image_set import ImageSet
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers
 from datasets.opening import OpenedData, open_data
@@ -20,4 +21,4 @@ from datasets.split import validation_facts, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import Preparation, SizedPreparation, dominant_class
-from datasets.types import Batch, CacheProgress, ImageSet, Mixed, PriorFacts, SavedData, Settled
+from datasets.types import Batch, CacheProgress, Mixed, PriorFacts, SavedData, Settled

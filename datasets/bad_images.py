@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from datasets.types import ImageReadError, ImageSet
+from datasets.image_set import ImageSet
+from datasets.pixels.rules import ImageReadError
 from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import counted, one_line
@@ -48,7 +49,7 @@ class BadImages:
 
     def check_sample(self, process: Process) -> None:
         """Read a sample of the images, or all images of a small set. Raise DataError if too many are unreadable."""
-        if self.image_set.in_memory:
+        if self.image_set.storage.in_memory:
             return
         count = min(len(self.image_set), NUM_SAMPLED)
         sample = np.linspace(0, len(self.image_set) - 1, count, dtype=int)[process.rank :: process.world_size].tolist()

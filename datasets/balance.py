@@ -9,8 +9,8 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import AUTO, Config
+from datasets.image_set import ImageSet
 from datasets.order import EpochOrder, balanced_order
-from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.files import read_names
 from utils.text import counted, first_of, warning

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from configs.schema import Config
+from datasets.image_set import ImageSet
 from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Order
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import Preparation, SizedPreparation
-from datasets.types import ImageSet
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.text import counted, is_url
@@ -58,7 +58,7 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
 def _loader_of(config: Config, image_set: ImageSet, process: Process, batch_size: int, is_training: bool) -> Callable:
     """Return the function that makes batches from pieces of the order."""
     if image_set.makes_batches:
-        return image_set.makes_batches(config, batch_size, process.rank, process.device)
+        return image_set.batches(config, batch_size, process.rank, process.device)
     reader = (TrainReader if is_training else EvalReader)(image_set, config)
     return make_loader(reader, choose_workers(config, image_set, process), process.device)
 
@@ -95,5 +95,5 @@ def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
     A run does not compare training sets of more than MOST_TRAINED images, images in memory (which come from published
     data sets), or remote or streamed images (which cannot be read in arbitrary order).
     """
-    is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
+    is_of_files = not (train.storage.in_memory or train.makes_batches or val.storage.in_memory or is_url(path))
     return is_of_files and len(train) <= MOST_TRAINED

@@ -11,18 +11,21 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from configs.schema import Config, Data
+from datasets.image_set import ImageSet, Rows, Storage
 from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
 from datasets.passes import read_each
 from datasets.pixels import Pixels
-from datasets.types import CacheProgress, ImageReadError, ImageSet
+from datasets.pixels.rules import ImageReadError
+from datasets.types import CacheProgress
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
 from utils.host import count_cores
@@ -79,7 +82,7 @@ def hash_files(image_set: ImageSet, num_threads: int) -> str:
 
     def describe(first: int) -> bytes:
         numbers = range(first, min(first + FILES_PER_TASK, len(image_set)))
-        return os.fsencode("".join(f"{image_set.stamp(number)}\n" for number in numbers))
+        return os.fsencode("".join(f"{image_set.storage.stamp(image_set.row(number))}\n" for number in numbers))
 
     with ThreadPoolExecutor(num_threads, "cache") as pool:
         return hashlib.sha256(b"".join(pool.map(describe, range(0, len(image_set), FILES_PER_TASK)))).hexdigest()
@@ -167,7 +170,7 @@ def cache_image_sets(
 
 def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: CacheProgress) -> ImageSet:
     if image_set.root is None:
-        reason = "which are in memory already" if image_set.in_memory else "whose files are not known"
+        reason = "which are in memory already" if image_set.storage.in_memory else "whose files are not known"
         progress.say(f"cache: not used for the {part} images of {config.DATA.DATASET}, {reason}")
         return image_set
     location = locate_cache(config, part, image_set)
@@ -186,11 +189,62 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
     progress.say(
         f"cache: {counted(len(image_set), f'{part} image')}, {format_bytes(len(file.data))}, in {location.data}"
     )
-    return image_set.with_facts(read=file.read, will_read=will_not_read, is_read_in_groups=False)
+    return replace(image_set, storage=CachedStorage(image_set, file))
 
 
-def will_not_read(seed: int, epoch: int, position: int) -> None:
-    """Prepare nothing, because a cached set reads none of its own files."""
+class CachedStorage(Storage):
+    """The images of a part, whose pixels are read from a cache. Everything else is that of their storage."""
+
+    def __init__(self, part: ImageSet, file: CacheFile):
+        self.storage, self.file = part.storage, file
+        self.root, self.index = part.root, part.storage.index
+        self.is_encoded, self.names_are_numbers = self.storage.is_encoded, self.storage.names_are_numbers
+        self._places = None  # the place of each row in the cache; None: its own
+        if part.rows is not None:
+            self._places = np.zeros(len(self.storage), np.uint32)
+            self._places[part.rows] = np.arange(len(part), dtype=np.uint32)
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def read(self, row: int, pixels: Pixels) -> np.ndarray:
+        return self.file.read(row if self._places is None else int(self._places[row]))
+
+    def kinds(self, row: int, pixels: Pixels) -> Sequence[str]:
+        return self.storage.kinds(row, pixels)
+
+    def file_of(self, row: int, pixels: Pixels) -> tuple[str, bytes]:
+        return self.storage.file_of(row, pixels)
+
+    def name(self, row: int) -> str:
+        return self.storage.name(row)
+
+    def key(self, row: int) -> str:
+        return self.storage.key(row)
+
+    def table_name(self, row: int) -> str:
+        return self.storage.table_name(row)
+
+    def keys(self, rows: Rows, count: int) -> Iterable[list[bytes]]:
+        return self.storage.keys(rows, count)
+
+    def naming(self, rows: Rows, count: int) -> Iterable[bytes | np.ndarray]:
+        return self.storage.naming(rows, count)
+
+    def stamp(self, row: int) -> str:
+        return self.storage.stamp(row)
+
+    def file_sizes(self, rows: Sequence[int]) -> list[int]:
+        return self.storage.file_sizes(rows)
+
+    def epoch_order(self, rows: Rows, count: int, seed: int, epoch: int) -> np.ndarray:
+        return self.storage.epoch_order(rows, count, seed, epoch)
+
+    def order_to_write(self, rows: Rows, count: int, seed: int) -> np.ndarray:
+        return self.storage.order_to_write(rows, count, seed)
+
+    def uncached(self) -> Storage:
+        return self.storage
 
 
 def build_cache(

@@ -2,9 +2,11 @@
 
 import csv
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from datasets.types import ImageSet, SavedData
+from datasets.image_set import ImageSet
+from datasets.types import SavedData
 from utils.text import counted, first_of
 
 MOST_LISTED = 2_000_000  # with more images than this, split.csv is not compared
@@ -22,13 +24,12 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
     gone, new = Counter(then) - Counter(now), Counter(now) - Counter(then)
     if not (gone or new):
         return ["the same images in another order"] if then != now else [], False
-    is_only_added, added = not gone, {_divided(name)[1]: name for name in new}
-    moved: dict[tuple[str, str], list[str]] = {}
-    for name in list(gone):
-        folder, below = _divided(name)
-        if other := added.pop(below, None):
-            moved.setdefault((folder, _divided(other)[0]), []).append(below)
-            del gone[name], new[other]
+    is_only_added, moved = not gone, {}
+    lost, added = _alone_below(gone), _alone_below(new)
+    for below in [below for below in lost if below in added]:
+        name, other = lost[below], added[below]
+        moved.setdefault((_divided(name)[0], _divided(other)[0]), []).append(below)
+        del gone[name], new[other]
     changes = [
         f"{counted(len(names), 'image')} moved from {old} to {to} ({first_of(names, limit=3)})"
         for (old, to), names in moved.items()
@@ -49,6 +50,13 @@ def read_split(file: Path) -> list[list[str]]:
     """Return the name and the part of each image in the split.csv of a run, and its fold if there are folds."""
     with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
         return [row for row in csv.reader(lines) if row][1:]
+
+
+def _alone_below(names: Iterable[str]) -> dict[str, str]:
+    """Return {name below its class folder: name} for the names of which no other has the same name below its folder."""
+    places = [(_divided(name)[1], name) for name in names]
+    counts = Counter(below for below, _ in places)
+    return {below: name for below, name in places if counts[below] == 1}
 
 
 def _divided(name: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from datasets.identity import Group, ImageContents
-from datasets.types import ImageSet
+from datasets.image_set import ImageSet
 
 Pair = tuple[int, int]  # an image, and the image of which it is a copy
 

@@ -4,14 +4,17 @@ Copies on both sides of a split make the scores too good, so a small set is sear
 """
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 
 from datasets.changes import split_table
 from datasets.identity import ImageContents
+from datasets.image_set import ImageSet, Table
+from datasets.pixels import Pixels
 from datasets.split import MOST_SEARCHED
 from datasets.split.together import COPY_OF
-from datasets.types import ImageSet, SavedData
+from datasets.types import SavedData
 from utils.distributed import Process
 
 # Limits of the search, besides MOST_SEARCHED. Reading takes as long as in one epoch: on two cores, 5,000 small images
@@ -20,30 +23,30 @@ from utils.distributed import Process
 MOST_BYTES, MOST_PAIRS = 2**31, 1_000
 
 
-def with_copies(image_set: ImageSet, saved: SavedData | None, process: Process) -> ImageSet:
-    """Return the set with `copies`, or the set itself if it has none or is too large. Collective.
+def with_copies(table: Table, pixels: Pixels, saved: SavedData | None, process: Process) -> Table:
+    """Return the images with `copies`, or unchanged if there are none or too many images. Collective.
 
     `saved`: the data record of a run that is resumed or evaluated. Its split.csv lists the copies.
     """
-    copies = process.first(lambda: _copies_of(image_set, saved))
+    copies = process.first(lambda: _copies_of(table, pixels, saved))
     has_copies = copies is not None and len(np.unique(copies)) < len(copies)
-    return image_set.with_facts(copies=copies) if has_copies else image_set
+    return replace(table, copies=copies) if has_copies else table
 
 
-def _copies_of(image_set: ImageSet, saved: SavedData | None) -> np.ndarray | None:
+def _copies_of(table: Table, pixels: Pixels, saved: SavedData | None) -> np.ndarray | None:
     """Return the copies that a run has listed, or else those that a search finds."""
-    listed = _listed_copies(image_set, saved) if saved else None
-    return _find_copies(image_set) if listed is None else listed
+    listed = _listed_copies(table, saved) if saved else None
+    return _find_copies(ImageSet.of(table, pixels)) if listed is None else listed
 
 
-def _listed_copies(image_set: ImageSet, saved: SavedData) -> np.ndarray | None:
+def _listed_copies(images: Table, saved: SavedData) -> np.ndarray | None:
     """Return the copies that split.csv beside the checkpoint lists, or None if it does not list all images."""
-    table = split_table(saved)
-    if table is None:
+    file = split_table(saved)
+    if file is None:
         return None
-    with open(table, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
         listed = {row["image"]: row.get(COPY_OF) for row in csv.DictReader(lines)}
-    names = [key.decode(errors="surrogateescape") for keys in image_set.all_keys() for key in keys]
+    names = [key.decode(errors="surrogateescape") for keys in images.all_keys() for key in keys]
     if any(listed.get(name) is None for name in names):
         return None
     return np.unique([listed[name] or name for name in names], return_inverse=True)[1]
@@ -51,9 +54,9 @@ def _listed_copies(image_set: ImageSet, saved: SavedData) -> np.ndarray | None:
 
 def _find_copies(image_set: ImageSet) -> np.ndarray | None:
     """Return int64 [N], equal for copies of each other, or None if the set is too large."""
-    if not 1 < len(image_set) <= MOST_SEARCHED or sum(image_set.file_sizes(range(len(image_set)))) > MOST_BYTES:
+    if not 1 < len(image_set) <= MOST_SEARCHED or sum(image_set.storage.file_sizes(range(len(image_set)))) > MOST_BYTES:
         return None
-    searched = image_set.with_facts(pixels=image_set.look_into(False)[0])
+    searched = replace(image_set, pixels=image_set.look_into(False)[0])
     contents = ImageContents(len(searched), lambda number: (searched, number))
     contents.read(say=lambda line: None)  # the run reports unreadable images
     copies = np.arange(len(image_set))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from datasets.types import ImageSet
+from datasets.image_set import ImageSet
 from utils.runs import OF_A_PART, SIZES, changed_facts
 
 NUM_SIZES = 64  # files of each part whose sizes are compared; all sizes would take minutes on a network disk
@@ -31,9 +31,9 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
         names, labels, sizes = (fact.format(part) for fact in OF_A_PART)
         facts |= {
             f"{part} images": len(image_set),
-            names: _digest(image_set.naming()),
+            names: _digest(image_set.storage.naming(image_set.rows, len(image_set))),
             labels: _digest(image_set.meaning.content(image_set.classes, image_set.targets)),
-            sizes: " ".join(map(str, image_set.file_sizes(rows))),
+            sizes: " ".join(map(str, image_set.storage.file_sizes(list(map(image_set.row, rows))))),
         }
     return facts
 

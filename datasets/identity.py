@@ -16,8 +16,9 @@ import numpy as np
 from PIL import Image
 
 from datasets.bad_images import BadImages
+from datasets.image_set import ImageSet
 from datasets.passes import read_each
-from datasets.types import ImageReadError, ImageSet
+from datasets.pixels.rules import ImageReadError
 
 NUM_THUMBNAILS = 1_000  # in memory; 110 KB each
 # The candidates. Two tiny pictures are compared by low frequencies: WAVES of their brightness, and COLOUR_WAVES of two

@@ -80,6 +80,12 @@ class Texts(Sequence):
         places = zip((starts - np.uint64(first)).tolist(), (ends - np.uint64(first)).tolist(), strict=True)
         return [bytes(content[start:stop]) for start, stop in places]
 
+    def in_chunks(self, rows: np.ndarray | None) -> Iterator[list[bytes]]:
+        """Return an iterator over the strings of these rows, or of all, CHUNK at a time."""
+        if rows is None:
+            return self.chunks()
+        return (self.select(rows[start : start + CHUNK]) for start in range(0, len(rows), CHUNK))
+
     def chunks(self) -> Iterator[list[bytes]]:
         """Return an iterator over the strings, CHUNK at a time."""
         return (self.chunk(start, min(start + CHUNK, len(self))) for start in range(0, len(self), CHUNK))

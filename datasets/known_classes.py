@@ -1,14 +1,15 @@
-"""Numbers classes by DATA.CLASSES, by a checkpoint, or by numeric labels."""
+"""Other numbers for the classes of the data: by DATA.CLASSES, by a checkpoint, or by numeric labels."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Config
-from datasets.classes import Numbered, renumber
+from datasets.image_set import Table
 from datasets.targets.by_label import distinct
-from datasets.types import ImageSet, SavedData
+from datasets.types import SavedData
 from utils.errors import ConfigError, DataError, cause_of, did_you_mean
 from utils.files import read_names
 from utils.text import counted, first_of, plural, warning
@@ -16,13 +17,29 @@ from utils.text import counted, first_of, plural, warning
 LINE_END = re.compile(r"\r\n?|\n")
 
 
-def number_by_list(config: Config, parts: list[ImageSet], only_validation: bool) -> Numbered:
+Numbered = tuple[list[Table], list[str]]  # the parts, and lines for the log
+
+
+def renumber(parts: list[Table], classes: list[str]) -> list[Table]:
+    """Number the classes of all parts as in `classes`, which must include the class of every image."""
+    lookup = np.array(parts[0].meaning.numbering.numbers(parts[0].classes, classes), dtype=np.int32)
+    parts = [replace(part, classes=list(classes)) for part in parts]
+    if np.array_equal(lookup, np.arange(len(lookup))):
+        return parts  # without a copy, because all processes share the targets of an index
+    renumbered = []
+    for part in parts:
+        meaning, targets = part.meaning.renumber(part.targets, lookup)
+        renumbered.append(replace(part, meaning=meaning, targets=targets))
+    return renumbered
+
+
+def number_by_list(config: Config, parts: list[Table], only_validation: bool) -> Numbered:
     """Number the classes in the order of DATA.CLASSES."""
     # No name may repeat, because the classes of the data are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     problem = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
     _refuse_other_classes(parts, classes, problem, "add them to the file", may_lack=True)
-    parts = [part.with_facts(meaning=part.meaning.with_named_classes()) for part in renumber(parts, classes)]
+    parts = [replace(part, meaning=part.meaning.with_named_classes()) for part in renumber(parts, classes)]
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
     if only_validation or not unused:
         return parts, []
@@ -31,7 +48,7 @@ def number_by_list(config: Config, parts: list[ImageSet], only_validation: bool)
     ]
 
 
-def number_by_label(parts: list[ImageSet]) -> Numbered:
+def number_by_label(parts: list[Table]) -> Numbered:
     """Use numeric labels as class numbers. If exactly the labels 1 to N occur, class 1 becomes class 0."""
     classes = parts[0].classes
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
@@ -48,7 +65,7 @@ def number_by_label(parts: list[ImageSet]) -> Numbered:
     ]
 
 
-def number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str], only_validation: bool) -> Numbered:
+def number_by_checkpoint(config: Config, parts: list[Table], classes: list[str], only_validation: bool) -> Numbered:
     """Number the classes as in the checkpoint that is resumed or evaluated."""
     notes, meaning = [], parts[0].meaning
     new, gone = _differences(parts, classes)
@@ -66,7 +83,7 @@ def number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[st
     return renumber(parts, classes), notes + meaning.numbering.describe(classes)
 
 
-def without_new_classes(part: ImageSet, saved: SavedData) -> ImageSet:
+def without_new_classes(part: Table, saved: SavedData) -> Table:
     """Leave out the images of classes that were added since the checkpoint. `left_out` of the result counts them.
 
     If a class of the checkpoint is missing, an added class may be that class under another name. Then all images stay,
@@ -83,10 +100,10 @@ def without_new_classes(part: ImageSet, saved: SavedData) -> ImageSet:
     names = first_of([f"{name} ({count:,})" for name, count in left_out.items()])
     images = counted(sum(left_out.values()), "image")
     line = warning(f"{images} of classes that the checkpoint does not know are left out and not scored: {names}")
-    return kept.with_facts(left_out=left_out, notes=(*kept.notes, line))
+    return replace(kept, left_out=left_out, notes=(*kept.notes, line))
 
 
-def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], list[str]]:
+def _differences(parts: list[Table], classes: list[str]) -> tuple[list[str], list[str]]:
     """Return the classes of the data that are not in `classes`, and the classes that the data lacks."""
     numbers = parts[0].meaning.numbering.numbers(parts[0].classes, classes)
     known = set(numbers)
@@ -94,7 +111,7 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
     return new, [name for number, name in enumerate(classes) if number not in known]
 
 
-def _refuse_other_classes(parts: list[ImageSet], classes: list[str], problem: str, remedy: str, may_lack: bool) -> None:
+def _refuse_other_classes(parts: list[Table], classes: list[str], problem: str, remedy: str, may_lack: bool) -> None:
     """Raise DataError if the classes of the parts differ from `classes`.
 
     `problem` and `remedy` are the start and the end of the message. With `may_lack`, the parts may lack some of

@@ -1,26 +1,27 @@
 """open_data: the only way from settings to images. They are finished: divided, numbered, measured."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from configs.schema import Config
-from configs.tables import import_named
-from datasets.classes import Numbered, renumber
-from datasets.sources import find_source
+from datasets.image_set import ImageSet, Table
+from datasets.pixels import Pixels
+from datasets.pixels.kinds import pixels_of
+from datasets.sources.read import read_source
 from datasets.split import MOST_SEARCHED, describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
-from datasets.types import NO_PRIOR_FACTS, CacheProgress, ImageSet, PriorFacts, SavedData, Settled
+from datasets.types import NO_PRIOR_FACTS, CacheProgress, PriorFacts, SavedData, Settled
 from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import is_url
 
 PartsToRead = Literal["both", "validation"]  # the parts to read; with "validation", the training part may be missing
-Parts = tuple[ImageSet | None, ImageSet]  # training images (None if only the others are read), validation images
-Read = tuple[ImageSet | None, ImageSet | None]  # as a source returns them: both parts, or all images and None
+Parts = tuple[Table | None, Table]  # training images (None if only the others are read), validation images
+Read = tuple[Table | None, Table | None]  # as a source returns them: both parts, or all images and None
 
 
 class OpenedData(NamedTuple):
@@ -51,30 +52,33 @@ def open_data(
     only_validation, saved = parts == "validation", prior.saved
     read = process.after_first(lambda: _read(config, only_validation, saved, say, output))
     read = _with_copies(config, read, only_validation, saved, process)
-    finish = partial(_finish, config, read, only_validation, saved)
-    train, val = process.after_first(lambda: _through_cache(config, finish(), cache))
-    if parts == "validation" and prior.outputs and val.classes != prior.outputs and {*val.classes} <= {*prior.outputs}:
+    train, val, pixels = process.after_first(lambda: _finish(config, read, only_validation, saved))
+    if only_validation and prior.outputs and val.classes != prior.outputs and {*val.classes} <= {*prior.outputs}:
+        from datasets.known_classes import renumber
+
         (val,) = renumber([val], prior.outputs)
-    settings: list[Settled] = []
-    if config.task.measured:
-        settings, train, val = import_named("datasets", config.task.measured)(config, prior, train, val)
-    if val.pixels.measured_by:
-        arguments = config, prior, process, train, val
-        more, train, val = import_named("datasets", val.pixels.measured_by)(*arguments)
-        settings = [*settings, *more]
+    settings, train, val = val.meaning.settle(config, prior, train, val)
+    sets = (None if train is None else ImageSet.of(train, pixels)), ImageSet.of(val, pixels)
+    train, val = process.after_first(lambda: _through_cache(config, sets, cache))
+    more, pixels, notes = pixels.measure(config, prior, process, train)
+    train = None if train is None else replace(train, pixels=pixels)
+    val = replace(val, pixels=pixels, notes=(*val.notes, *notes))
+    settings = [*settings, *more]
     for setting in settings:
         section, name = setting.name.split(".")
         config = config.changed(section, **{name: setting.value})
     return OpenedData(train, val, settings, config)
 
 
-def _through_cache(config: Config, parts: Parts, cache: CacheProgress | None) -> Parts:
+def _through_cache(
+    config: Config, sets: tuple[ImageSet | None, ImageSet], cache: CacheProgress | None
+) -> tuple[ImageSet | None, ImageSet]:
     if cache is None or config.DATA.CACHE == "none":
-        return parts
+        return sets
     from datasets.cache import cache_image_sets
 
     with cache.within():
-        return cache_image_sets(config, parts, cache)
+        return cache_image_sets(config, sets, cache)
 
 
 def _read(
@@ -83,7 +87,7 @@ def _read(
     """Return the parts of the data set, or all images and None."""
     data = config.DATA
     try:
-        train, val = find_source(data.DATASET, data.DATA_PATH)(config, only_validation, say)
+        train, val = read_source(config, only_validation, say)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
     whole = train if val is None else val
@@ -99,7 +103,7 @@ def _read(
 def _with_copies(config: Config, read: Read, only_validation: bool, saved: SavedData | None, process: Process) -> Read:
     """Return the images with their copies if some of them will be held out of a small set of files. Collective."""
     (train, val), data = read, config.DATA
-    if val is not None or train.in_memory or train.makes_batches or is_url(data.DATA_PATH):
+    if val is not None or train.storage.in_memory or is_url(data.DATA_PATH):
         return read
     if saved and saved.split:
         is_divided = bool(saved.split.get("copies"))
@@ -110,36 +114,36 @@ def _with_copies(config: Config, read: Read, only_validation: bool, saved: Saved
         return read
     from datasets.copy_search import with_copies
 
-    return with_copies(train, saved, process), None
+    return with_copies(train, pixels_of(data), saved, process), None
 
 
-def _finish(config: Config, read: Read, only_validation: bool, saved: SavedData | None) -> Parts:
-    """Return the checked and numbered parts, before anything is measured."""
+def _finish(
+    config: Config, read: Read, only_validation: bool, saved: SavedData | None
+) -> tuple[Table | None, Table, Pixels]:
+    """Return the checked and numbered parts, and their pixels, before anything is measured."""
     (train, val), data = read, config.DATA
     whole = train if val is None else val
     train, val = _divide(config, train, val, saved, only_validation)
-    parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
-    for part, image_set in parts.items():
-        if not len(image_set):
+    for part, table in (("training", train), ("validation", val)):
+        if table is not None and not len(table):
             from datasets.split.refusals import empty_part_error
 
             raise empty_part_error(config, part, whole)
-    numbered, notes = _number_classes(config, [*parts.values()], saved, only_validation)
-    pixels, pixel_notes = numbered[0].look_into(is_url(data.DATA_PATH))
-    numbered = [each.with_facts(pixels=pixels) for each in numbered]
+    numbered, notes = _number_classes(config, [val] if train is None else [train, val], saved, only_validation)
+    pixels, pixel_notes = ImageSet.of(numbered[0], pixels_of(data)).look_into(is_url(data.DATA_PATH))
     train, val = (None if train is None else numbered[0]), numbered[-1]
     counts: list[str] = []
     if not val.makes_batches:
         _refuse_one_class(config, train, val)
         counts = _describe_counts(train, val)
-    for image_set in numbered:
-        _check_num_classes(config, image_set)
+    for table in numbered:
+        _check_num_classes(config, table)
     notes = (*describe_split(config, val, only_validation), *counts, *notes, *pixel_notes, *val.notes)
-    return train, val.with_facts(notes=notes)
+    return train, replace(val, notes=notes), pixels
 
 
 def _divide(
-    config: Config, train: ImageSet | None, val: ImageSet | None, saved: SavedData | None, only_validation: bool
+    config: Config, train: Table | None, val: Table | None, saved: SavedData | None, only_validation: bool
 ) -> Parts:
     """Return both parts, or only the validation images that are scored. `train` are all images if there is no `val`."""
     if not only_validation:
@@ -160,8 +164,10 @@ def _divide(
     return None, val
 
 
-def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
-    """Number the classes of all parts in the same way.
+def _number_classes(
+    config: Config, parts: list[Table], saved: SavedData | None, only_validation: bool
+) -> tuple[list[Table], list[str]]:
+    """Number the classes of all parts in the same way. Return the parts, and lines for the log.
 
     Use the numbers of the checkpoint that is resumed or evaluated. Without a checkpoint, use the order of DATA.CLASSES,
     and without this file the order of the data: class names that are numbers are sorted by value, and labels that are
@@ -177,6 +183,8 @@ def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | No
         classes, notes = numbering.names(parts[0].classes)
         may_renumber = not (only_validation or config.MODEL.NUM_CLASSES or parts[0].makes_batches)
         if classes != parts[0].classes:
+            from datasets.known_classes import renumber
+
             parts = renumber(parts, classes)
         elif not numbering.are_names and may_renumber:
             from datasets.known_classes import number_by_label
@@ -189,7 +197,7 @@ def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | No
     return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
 
 
-def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
+def _describe_counts(train: Table | None, val: Table) -> list[str]:
     """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself."""
     if train is None:
         return []
@@ -200,7 +208,7 @@ def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
     return lines
 
 
-def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
+def _refuse_one_class(config: Config, train: Table | None, val: Table) -> None:
     """Raise DataError if all training images have the same class, or, in an evaluation, if only one class is known."""
     if not config.task.has_classes:
         return
@@ -213,14 +221,14 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
         )
 
 
-def _check_num_classes(config: Config, image_set: ImageSet) -> None:
-    num_classes, names = config.MODEL.NUM_CLASSES, image_set.classes
+def _check_num_classes(config: Config, table: Table) -> None:
+    num_classes, names = config.MODEL.NUM_CLASSES, table.classes
     if num_classes is None or num_classes >= len(names):
         return
-    if (too_high := image_set.with_any(np.arange(num_classes, len(names)))).any():
+    if (too_high := table.with_any(np.arange(num_classes, len(names)))).any():
         first = int(too_high.argmax())
-        number = max(image_set.meaning.classes_of(int(image_set.targets[first])))
+        number = max(table.meaning.classes_of(int(table.targets[first])))
         raise DataError(
-            f"{image_set.name(first)}: its class {names[number]!r} has number {number} (from 0), but "
+            f"{table.name(first)}: its class {names[number]!r} has number {number} (from 0), but "
             f"MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} or leave it out"
         )

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from datasets.identity import digest
+from datasets.image_set import ImageSet
 from datasets.passes import read_each
-from datasets.types import ImageSet
 from utils.distributed import Process
 from utils.text import warning
 
@@ -50,7 +50,7 @@ class Fingerprints:
 class Overlap:
     """Compares the training images of an epoch with the validation images scored after it, over all processes.
 
-    The result is `num_in_training` of the validation set, in every process. A checkpoint contains it. Before the
+    The result is `watch.num_in_training` of the validation set, in every process. A checkpoint contains it. Before the
     comparison, a checkpoint contains the fingerprints, so that a run that is resumed in epoch 1 compares all images.
     """
 
@@ -59,26 +59,28 @@ class Overlap:
     ):
         """`saved`: the state in the checkpoint that the run continues from."""
         self.train, self.val, self._process = train, val, process
+        self._trained: Fingerprints | None = None  # of the training images; None: the comparison is done
+        self._scored: Fingerprints | None = None
         if not self.is_open:
             return
-        for part in (train, val):
-            part.fingerprints = Fingerprints(len(part))
+        self._trained, self._scored = Fingerprints(len(train)), Fingerprints(len(val))
+        train.watch.note, val.watch.note = self._trained.add, self._scored.add
         if FINGERPRINTS in saved and process.is_first:
             index, value = saved[FINGERPRINTS].numpy().view(np.uint64).T
-            train.fingerprints.values[index] = value
+            self._trained.values[index] = value
 
     @property
     def is_open(self) -> bool:
         """Return whether the comparison is still due."""
-        return self.val.num_in_training is None
+        return self.val.watch.num_in_training is None
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint. Collective."""
         if not self.is_open:
-            return {NUM_IN_TRAINING: self.val.num_in_training}
-        if self.train.fingerprints is None:  # the loader's processes cannot record fingerprints
+            return {NUM_IN_TRAINING: self.val.watch.num_in_training}
+        if self._trained is None:  # there was nothing to compare with
             return {}
-        rows = np.concatenate(self._process.join([self.train.fingerprints.rows()]))
+        rows = np.concatenate(self._process.join([self._trained.rows()]))
         return {FINGERPRINTS: torch.from_numpy(rows.view(np.int64))}
 
     def compare(self) -> list[str]:
@@ -86,18 +88,18 @@ class Overlap:
 
         Return a log line if there are any. Collective.
         """
-        scored = np.concatenate(self._process.join([self.val.fingerprints.rows()]))
-        trained = self.train.fingerprints
+        scored = np.concatenate(self._process.join([self._scored.rows()]))
+        trained = self._trained
         alike = trained.values.astype(bool) & np.isin(trained.values, scored[:, 1])
         rows = np.concatenate(self._process.join([trained.rows(alike)]))
-        self.train.fingerprints = self.val.fingerprints = None
+        self.train.watch.note = self.val.watch.note = self._trained = self._scored = None
         if not len(scored):
             return []
         by_print = defaultdict(list)
         for index, value in sorted(rows.tolist()):
             by_print[value].append(index)
         alike = {index: by_print[value] for index, value in scored.tolist() if value in by_print}
-        self.val.num_in_training, lines = self._process.first(lambda: self._count(alike))
+        self.val.watch.num_in_training, lines = self._process.first(lambda: self._count(alike))
         return lines
 
     def _count(self, alike: dict[int, list[int]]) -> tuple[int, list[str]]:

@@ -75,7 +75,7 @@ def choose_callbacks(
     if process.is_first:
         # Callbacks are closed in this order. The recorder follows the report's callbacks, so it draws the curves last.
         add(Recorder(session.path, log, timing, trainer, trackers, report.curves.draw))
-        if not plan.train_set.in_memory:
+        if not plan.train_set.storage.in_memory:
             from engine.record.advice import DataWaitAdvice
 
             add(DataWaitAdvice(config, plan.train_set, process, log.say))

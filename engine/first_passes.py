@@ -118,7 +118,7 @@ def invent_batch(trainer: Trainer, piece: Piece) -> Batch:
     count, process, classes = len(piece.indices), trainer.process, trainer.data.image_set.classes
     num_outputs = trainer.config.MODEL.NUM_CLASSES or len(classes) or 1
     config = trainer.config.changed("DATA", SYNTHETIC_SIZE=count).changed("MODEL", NUM_CLASSES=num_outputs)
-    make_batches = invent_images(config).makes_batches(config, count, process.rank, process.device)
+    make_batches = invent_images(config).batches(config, count, process.rank, process.device)
     return next(make_batches([piece]))
 
 

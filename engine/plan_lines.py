@@ -6,7 +6,6 @@ from pathlib import Path
 
 from torch import nn
 
-from datasets.sources import image_root
 from datasets.split import how_held_out
 from engine.plan import TrainPlan
 from engine.train.schedule import batch_factor
@@ -75,7 +74,8 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
     """Return facts for status.json: the devices, the data and the size of the run."""
     process, data = plan.process, plan.config.DATA
-    path = image_root(data) or Path(data.DATA_PATH).expanduser()
+    path = Path(data.image_root or data.DATA_PATH).expanduser()
+    is_in_files = path.exists() and not plan.eval_set.storage.names_are_numbers
     return {
         "device": process.device.type,
         "device_name": name_of(process.device),
@@ -84,13 +84,13 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "parameters": sum(each.numel() for each in model.parameters()),
         "training_images": len(plan.train_set),
         "validation_images": len(plan.eval_set) if plan.is_measured else 0,
-        "validation_images_in_training": plan.eval_set.num_in_training,
+        "validation_images_in_training": plan.eval_set.watch.num_in_training,
         "validation_images_held_out": how_held_out(plan.eval_set) or None,
         "validation_digest": plan.validation["digest"],
         "data": plan.facts,
-        "data_path": None if plan.eval_set.names_are_numbers or not path.exists() else printable(str(path.resolve())),
+        "data_path": printable(str(path.resolve())) if is_in_files else None,
         "classes": len(plan.classes),
-        "validation_classes": plan.eval_set.num_classes_with_images(),
+        "validation_classes": int(plan.eval_set.count_classes().astype(bool).sum()),
         "images_per_update": plan.order.global_batch,
     }
 

@@ -40,7 +40,7 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
     with naming_damage(path):
         trainer.load_state_dict(state)
     drop_tensors(state)
-    plan.eval_set.num_in_training = overlap_of(state, plan.facts).get("num_in_training")
+    plan.eval_set.watch.num_in_training = overlap_of(state, plan.facts).get("num_in_training")
     for line in describe_other_validation(plan):
         log.say(line)
         trainer.best, trainer.not_better = Best(), 0

@@ -9,7 +9,7 @@ from configs.load import LoadedConfig
 from configs.tables import METRICS
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
-from datasets.pixels import pixels_of
+from datasets.pixels.kinds import pixels_of
 from datasets.split.parts import FOLDS
 from datasets.split.trained_on import holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run

@@ -34,11 +34,11 @@ from datasets import ImageSet, open_data
 from datasets.index import ENDING
 from datasets.known_classes import LINE_END
 from datasets.passes import read_each
-from datasets.pixels import readers
 from datasets.pixels.decode import KNOWN_ENDINGS
+from datasets.pixels.kinds import readers
+from datasets.pixels.rules import ImageReadError
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
-from datasets.types import ImageReadError
 from engine.tasks import find_task
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
@@ -82,7 +82,10 @@ def make_shards(arguments: argparse.Namespace) -> None:
         )
     for line in val.notes:
         print(line)
-    parts = {"train": (train, train.order_to_write(arguments.shuffle_seed)), "val": (val, np.arange(len(val)))}
+    parts = {
+        "train": (train, train.storage.order_to_write(train.rows, len(train), arguments.shuffle_seed)),
+        "val": (val, np.arange(len(val))),
+    }
     manifest = {
         "dataset": arguments.dataset,
         "data_path": arguments.data_path,

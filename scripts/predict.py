@@ -256,7 +256,7 @@ def make_folder(flag: str, folder: Path) -> None:
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print the most probable classes of each image, and write the files that the flags name. Return the exit code."""
-    from datasets.pixels import pixels_of
+    from datasets.pixels.kinds import pixels_of
     from datasets.sources.folder import images_among
     from engine.export.runtime import load_exported
     from engine.predict.classifier import load_classifier

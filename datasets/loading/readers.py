@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
+from datasets.image_set import ImageReadError, ImageSet
 from datasets.order import Order, Piece, sample_rng
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
-from datasets.types import Batch, ImageReadError, ImageSet
+from datasets.types import Batch
 from utils.errors import DataError
 from utils.log import shown
 
@@ -92,10 +93,9 @@ class TrainReader(Reader):
         for position in positions:
             index, repeat = int(piece.indices[position]), int(piece.repeats[position])
             image, used = self._read_or_replace(piece.epoch, index, bad)
-            if piece.epoch == 0 and (noted := self.image_set.fingerprints):
-                noted.add(used, image)
-            rng = sample_rng(self.seed, piece.epoch, index, repeat=repeat)
-            transform(image, rng, buffers.images[position])
+            if piece.epoch == 0 and (note := self.image_set.watch.note):
+                note(used, image)
+            transform(image, sample_rng(self.seed, piece.epoch, index, repeat=repeat), buffers.images[position])
             self.put_target(used, image, buffers.targets[position])
             if boxes:
                 buffers.boxes[position] = boxes.row(piece, position)
@@ -128,8 +128,8 @@ class EvalReader(Reader):
             index = int(piece.indices[position])
             try:
                 image = self.image_set.read(index)
-                if noted := self.image_set.fingerprints:
-                    noted.add(index, image)
+                if note := self.image_set.watch.note:
+                    note(index, image)
                 self.transform(image, buffers.images[position])
                 self.put_target(index, image, buffers.targets[position])
             except ImageReadError:
@@ -212,7 +212,7 @@ class EvalData:
         self.is_padded = is_padded
         self.num_samples = len(image_set)  # over all processes
         # The images of this process, in order. Lower ranks may get one image more.
-        numbers, in_pieces = np.arange(self.num_samples), image_set.is_read_in_groups
+        numbers, in_pieces = np.arange(self.num_samples), image_set.storage.is_read_in_groups
         self.share = np.array_split(numbers, world_size)[rank] if in_pieces else numbers[rank::world_size]
         self._load = load
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from datasets.image_set import ImageSet
 from datasets.order import sample_rng
-from datasets.types import ImageReadError, ImageSet
+from datasets.pixels.rules import ImageReadError
 from utils.errors import DataError
 
 NUM_REPLACEMENTS = 8  # drawn from the images with the same target, and then as many from all

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 
 from configs.schema import Config
+from datasets.image_set import ImageSet
 from datasets.loading.readers import Reader
 from datasets.order import Piece
-from datasets.pixels import pixels_of
-from datasets.types import Batch, ImageSet
+from datasets.pixels.kinds import pixels_of
+from datasets.types import Batch
 from utils.distributed import Process
 from utils.errors import DataError
 from utils.host import SHARED_MEMORY, free_host_memory, has_streams
@@ -45,7 +46,7 @@ def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Wor
         # Loader processes get a quarter of the cores, and the others compute: computing takes ten times as long as
         # loading, even for ViT-Tiny.
         cores = max(1, process.num_cores // 4) if kind == "processes" else process.num_cores
-        count = 0 if image_set.in_memory else min(MAX_ON_CPU, cores)
+        count = 0 if image_set.storage.in_memory else min(MAX_ON_CPU, cores)
     elif count is None:
         count = cores_to_read(process)
     if kind == "auto":
@@ -81,8 +82,8 @@ def image_bytes(config: Config) -> int:
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
     """Return "threads", which cost less, unless they saturate the GIL and shared memory is enough for processes."""
     decoding = GIL_AUGMENTING if config.TRAIN.augments else GIL_READING
-    is_saturated = count * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
-    if sys.platform != "linux" or image_set.is_read_in_groups or not is_saturated:
+    is_saturated = count * (GIL_IN_MEMORY if image_set.storage.in_memory else decoding) > MAX_GIL
+    if sys.platform != "linux" or image_set.storage.is_read_in_groups or not is_saturated:
         return "threads"
     needed = shared_bytes(config, count * process.local_size)
     has_room = SHARED_MEMORY.is_dir() and needed <= MAX_FRACTION_SHARED * shutil.disk_usage(SHARED_MEMORY).free

@@ -1,14 +1,14 @@
 """Pixels: what image files become, and how a run stores, resizes and shows them.
 
 Pixels have 8 bits here, read by decode.py; native/ has pixels with the values of their files.
-A new kind is a subclass, and a row of PIXEL_KINDS in configs/tables.py.
+A new kind is a subclass, a value of PIXEL_KINDS in configs/tables.py, and a case of kind_of_pixels in kinds.py.
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Data
-from configs.tables import OF_USERS, PIXEL_KINDS, import_named
+from configs.tables import OF_USERS
 from datasets.pixels.rules import Images, PixelRules
+from datasets.types import PriorFacts, Settled
+from utils.distributed import Process
 from utils.torch_internals import RESIZE_KERNELS
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ class Pixels(PixelRules):
     name: ClassVar[str] = "8bit"  # the value of DATA.PIXELS in messages and in names of indexes
     own_endings: ClassVar[tuple[str, ...]] = ()  # endings of files that 8 bits cannot read
     own_files: ClassVar[str] = ""  # these files, in words
-    measured_by: ClassVar[str] = ""  # file and function of datasets/ that finishes images, if these pixels need it
     measured: ClassVar[tuple[str, ...]] = ()  # settings that follow from the training images
     chosen: ClassVar[tuple[str, ...]] = ()  # settings that a run with pretrained weights may choose without a warning
     shown_as: ClassVar[str] = ""  # channels and values that pictures show, in words
@@ -77,6 +78,12 @@ class Pixels(PixelRules):
     def identity(self) -> dict[str, int | bool | str | tuple[int, ...]]:
         """Return what the pixels of a file depend on, as plain values. A cache is valid for equal ones."""
         return {each.name: getattr(self, each.name) for each in fields(PixelRules)}
+
+    def measure(
+        self, config: Config, prior: PriorFacts, process: Process, train: Images | None
+    ) -> tuple[list[Settled], Self, Iterable[str]]:
+        """Measure what these pixels depend on: return the settings that follow, the pixels, and notes. Collective."""
+        return [], self, ()
 
     def survey(self, count: int) -> "Survey":
         """Return an empty survey of the values of this many images, for a row of -check."""
@@ -119,29 +126,6 @@ class Pixels(PixelRules):
         from datasets.pixels.card import for_card
 
         return for_card(self)
-
-
-def pixels_of(data: Data) -> Pixels:
-    """Return the pixels of a run."""
-    return import_named("datasets", PIXEL_KINDS[data.PIXELS]).of(data)
-
-
-def kind_of_pixels(settings: Mapping[str, Any]) -> type[Pixels]:
-    """Return the class of the pixels of a saved run."""
-    return import_named("datasets", PIXEL_KINDS[settings["DATA.PIXELS"]])
-
-
-@functools.cache
-def readers() -> dict[str, type[Pixels]]:
-    """Return {ending: the first pixels in PIXEL_KINDS that read such files} for files that 8 bits cannot read."""
-    kinds = (import_named("datasets", where) for where in dict.fromkeys(reversed(PIXEL_KINDS.values())))
-    return {ending: kind for kind in kinds for ending in kind.own_endings}
-
-
-def hint_of_formats(endings: Collection[str], where: str = "") -> str:
-    """Return the pixels that could read files with these endings, or "". `where`: their page."""
-    kinds = dict.fromkeys(kind for ending, kind in readers().items() if ending in endings)
-    return "".join(f"; DATA.PIXELS={kind.name} reads {kind.own_files}{where}" for kind in kinds)
 
 
 def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:

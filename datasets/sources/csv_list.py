@@ -7,6 +7,7 @@ import itertools
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from unicodedata import normalize
@@ -14,10 +15,11 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.sources import choose_parts, data_root, expected_layout
-from datasets.sources.listing import Lists, Rows, open_list, to_image_sets
-from datasets.targets.labels import ROWS_AT_ONCE, Cells, OneLabel, reading_of
-from datasets.types import ImageSet
+from datasets.image_set import Table
+from datasets.sources.layout import choose_parts, data_root, expected_layout
+from datasets.sources.listing import Lists, Rows, open_list, to_tables
+from datasets.targets.labels import ROWS_AT_ONCE, Cells, OneLabel
+from datasets.targets.of_task import reading_of
 from utils.errors import DataError
 
 SEPARATORS = ",;\t"
@@ -27,7 +29,7 @@ GROUPS = re.compile(r"(group|patient|person|subject|family)([ _-]?id)?", re.IGNO
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
 
 
-def read_csv(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
+def read_csv(config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return the images of train.csv and val.csv, or of one file and None. Labels are class numbers or class names."""
     root = data_root(config.DATA, EXPECTS, reads_files=True)
     files, notes = [root], ()
@@ -42,13 +44,13 @@ def read_csv(config: Config, only_validation: bool, *_: object) -> tuple[ImageSe
     settings = {"columns": columns.names, "group_by": columns.group, "separator": config.DATA.LABEL_SEPARATOR}
     read = functools.partial(read_csv_file, columns=columns)
     lists = Lists(files, read, columns.reading, settings | columns.reading.of_csv)
-    image_sets = to_image_sets(config, lists, only_validation)
+    tables = to_tables(config, lists, only_validation)
     if not (columns.group or only_validation):
         notes = (*notes, *_describe_unused_groups(files[0], columns))
-    image_sets[-1] = image_sets[-1].with_facts(notes=(*notes, *image_sets[-1].notes))
+    tables[-1] = replace(tables[-1], notes=(*notes, *tables[-1].notes))
     if len(files) == 1 and not (root.is_dir() and parts.val):
-        return image_sets[0], None
-    return image_sets[0], image_sets[-1]
+        return tables[0], None
+    return tables[0], tables[-1]
 
 
 class Columns(NamedTuple):

@@ -6,17 +6,21 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
 
 from configs.schema import Config
+from datasets.image_set import Table
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
 from datasets.known_classes import read_classes
-from datasets.pixels import Pixels, hint_of_formats, pixels_of, readers
+from datasets.pixels import Pixels
 from datasets.pixels.decode import IMAGE_ENDINGS, READ_BY
-from datasets.sources import (
+from datasets.pixels.kinds import hint_of_formats, kind_of_pixels, readers
+from datasets.sources.images import FileStorage, is_within, natural
+from datasets.sources.layout import (
     TEST_NAME,
     TRAIN_NAMES,
     VAL_NAMES,
@@ -26,10 +30,9 @@ from datasets.sources import (
     own_split,
     path_below_data,
 )
-from datasets.sources.images import FileImages, is_within, natural
 from datasets.targets.by_label import ByName
 from datasets.targets.one_class import OneClass
-from datasets.types import ImageSet, SavedData
+from datasets.types import SavedData
 from utils.commands import page, pip
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder
@@ -46,14 +49,14 @@ INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a fo
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 
-def read_image_folder(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
+def read_image_folder(config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return the images of train/ and val/, or of one folder of class folders and None."""
     root = unwrapped(data_root(config.DATA, EXPECTS), (*TRAIN_NAMES, *VAL_NAMES))
     parts = choose_parts(classes := class_folders(root))
     if parts.train or parts.val:
         return read_split_folders(config, root, EXPECTS, only_validation)
     images = read_class_folders(config, root, classes)
-    return images.with_facts(split={"training": str(root)}, doubt=_why_no_classes(root, classes)), None
+    return replace(images, split={"training": str(root)}, doubt=_why_no_classes(root, classes)), None
 
 
 def _why_no_classes(root: Path, names: list[str]) -> str:
@@ -82,9 +85,7 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
     )
 
 
-def read_split_folders(
-    config: Config, root: Path, expects: str, only_validation: bool
-) -> tuple[ImageSet | None, ImageSet]:
+def read_split_folders(config: Config, root: Path, expects: str, only_validation: bool) -> tuple[Table | None, Table]:
     """Read the folders with training and validation images."""
     parts = choose_parts(names := _listed(root)[0])
     if not (parts.val and parts.suffice(only_validation)):
@@ -108,10 +109,10 @@ def read_split_folders(
         train = read_class_folders(config, train_folder, classes, val_classes)
     val = read_class_folders(config, val_folder, val_classes, classes)
     notes = (*parts.notes(only_validation, root), *(train.notes if train else ()), *val.notes)
-    return train, val.with_facts(notes=notes, split=own_split(train_folder, val_folder))
+    return train, replace(val, notes=notes, split=own_split(train_folder, val_folder))
 
 
-def find_test_folders(val: ImageSet) -> list[Path]:
+def find_test_folders(val: Table) -> list[Path]:
     """Return the folders test/ beside the training and validation folders of an imagefolder: usually one or none.
 
     They must have class folders, and only of known classes, so that -eval can read it.
@@ -156,13 +157,12 @@ def class_folders(folder: Path) -> list[str]:
 
 def read_class_folders(
     config: Config, folder: Path, names: list[str], others: Collection[str] = (), deep: bool = True
-) -> FileImages:
+) -> Table:
     """Read the images of the class folders `names`. `others`: classes of another part. `deep`: also read subfolders."""
     classes = sorted({normalize("NFC", name) for name in (*names, *others)})
     number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
-    pixels = pixels_of(config.DATA)
-    endings = (*IMAGE_ENDINGS, *pixels.own_endings)
+    endings = (*IMAGE_ENDINGS, *kind_of_pixels(config.DATA.PIXELS).own_endings)
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
         COLUMNS,
@@ -170,17 +170,18 @@ def read_class_folders(
         lambda builder: _build(builder, FolderScan(folder, names, deep, endings), numbers),
         lambda index: _is_unchanged(index, folder),
     )
-    images = FileImages(folder, index.text("path"), index.column("target"), classes, pixels)
     left_out = Counter(index.facts["left_out"])
     folders, files = _listed(folder)
     runs = [name for name in {*folders} - {*names} if is_run_folder(folder / name)]
     left_out += Counter({"next to the class folders": sum(map(_is_image, files)), RUNS: len(runs)})
-    return images.with_facts(
-        folder=path_below_data(config.DATA, folder),
-        index=index,
-        meaning=OneClass(ByName()),
-        is_listing=True,
+    below = path_below_data(config.DATA, folder)
+    return Table(
+        FileStorage(folder, index.text("path"), folder=below, index=index),
+        index.column("target"),
+        classes,
+        OneClass(ByName()),
         notes=tuple(describe_left_out(folder, left_out)),
+        is_listing=True,
     )
 
 
@@ -302,7 +303,7 @@ def images_among(paths: list[str], pixels: Pixels, report: Callable[[str], objec
     return kept
 
 
-def refuse_doubtful(config: Config, saved: SavedData | None, whole: ImageSet) -> None:
+def refuse_doubtful(config: Config, saved: SavedData | None, whole: Table) -> None:
     """Raise DataError if the folders do not look like classes, unless settings or the earlier run name them all."""
     if not whole.doubt:
         return
@@ -314,7 +315,7 @@ def refuse_doubtful(config: Config, saved: SavedData | None, whole: ImageSet) ->
         raise DataError(whole.doubt)
 
 
-def refuse_output_inside(parts: Iterable[FileImages], output: str) -> None:
+def refuse_output_inside(parts: Iterable[Table], output: str) -> None:
     """Raise ConfigError if the output folder is inside a folder from which all images are read."""
     for part in parts:
         links = [Path(entry.path) for entry in os.scandir(part.root) if entry.is_symlink() and _is_folder(entry)]
@@ -377,7 +378,7 @@ CALTECH101 = ("101_ObjectCategories", ("", "caltech101", "caltech-101"), "BACKGR
 CALTECH256 = ("256_ObjectCategories", ("", "caltech256"), "257.clutter")
 
 
-def read_caltech(config: Config, *_: object) -> tuple[ImageSet, None]:
+def read_caltech(config: Config) -> Table:
     """Return images of 101_ObjectCategories/NAME/image_0001.jpg, or of 256_ObjectCategories/001.NAME/001_0001.jpg."""
     folder, parents, background = CALTECH256 if "256" in config.DATA.DATASET else CALTECH101
     expects = f"the folder {folder}/ with a folder per class"
@@ -389,4 +390,4 @@ def read_caltech(config: Config, *_: object) -> tuple[ImageSet, None]:
     # Subfolders are not read, because the dog folder of Caltech256 contains a stray folder with other images.
     classes = [name for name in class_folders(present) if name != background]
     images = read_class_folders(config, present, classes, deep=False)
-    return images.with_facts(split={"rule": "position", "training": str(present)}), None
+    return replace(images, split={"rule": "position", "training": str(present)})

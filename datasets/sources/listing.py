@@ -5,13 +5,14 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import numpy as np
 
 from configs.schema import Config
+from datasets.image_set import Table
 from datasets.index import (
     ENDING,
     TEXT,
@@ -26,12 +27,10 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
-from datasets.pixels import pixels_of
-from datasets.sources import data_root, expected_layout, image_root, own_split, path_below_data
 from datasets.sources.folder import read_split_folders
-from datasets.sources.images import FileImages, normal_paths, on_disk, stays_inside
+from datasets.sources.images import FileStorage, normal_paths, on_disk, stays_inside
+from datasets.sources.layout import data_root, expected_layout, own_split, path_below_data
 from datasets.targets.labels import ROWS_AT_ONCE, OneLabel
-from datasets.types import ImageSet
 from utils.errors import DataError, not_a_file
 from utils.text import counted, first_of, warning
 
@@ -73,7 +72,7 @@ def open_list(file: Path) -> Iterator[TextIO]:
         raise DataError(f"{file}: this is not text ({error}); save it as UTF-8") from error
 
 
-def to_image_sets(config: Config, lists: Lists, only_last: bool) -> list[FileImages]:
+def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
     """Return the images of each list, or of the last list only.
 
     Paths are relative to DATA.IMAGE_ROOT, or to the folder of the list if it is not set, and must not lead out of it.
@@ -85,25 +84,19 @@ def to_image_sets(config: Config, lists: Lists, only_last: bool) -> list[FileIma
     index = open_or_build(
         index_paths(config, beside), columns, made_of, lambda builder: _Builder(config, lists, builder).build()
     )
-    classes, targets = lists.reading.from_lists(index, lists.files)
-    image_sets = []
+    targets = lists.reading.from_lists(index, lists.files)
+    tables = []
     for number in range(len(lists.files))[-1 if only_last else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
-        root = image_root(config.DATA) or file.parent
+        root = Path(config.DATA.image_root).expanduser() if config.DATA.image_root else file.parent
         _check_paths(index, file, number, root)
-        (of_images, meaning), groups = targets[number], index.text(f"{number}.group")
-        images = FileImages(root, paths, of_images, classes, pixels_of(config.DATA), confined=True)
-        facts = {"groups": groups} if len(groups) else {}
-        images = images.with_facts(
-            folder=path_below_data(config.DATA, root),
-            index=index,
-            meaning=meaning,
-            split=own_split(lists.files[0], lists.files[-1]),
-            **facts,
-        )
-        image_sets.append(images)
-    notes = (*_notes(config, index, lists, only_last), *lists.reading.describe(image_sets[0]))
-    return [*image_sets[:-1], image_sets[-1].with_facts(notes=notes)]
+        groups = index.text(f"{number}.group")
+        files = FileStorage(root, paths, folder=path_below_data(config.DATA, root), index=index, confined=True)
+        split = own_split(lists.files[0], lists.files[-1])
+        groups = groups if len(groups) else None
+        tables.append(Table(files, *targets[number], split=split, groups=groups))
+    notes = (*_notes(config, index, lists, only_last), *lists.reading.describe(tables[0]))
+    return [*tables[:-1], replace(tables[-1], notes=notes)]
 
 
 class _Builder:
@@ -235,7 +228,7 @@ EXPECTS = (
 )
 
 
-def read_imagenet(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
+def read_imagenet(config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training images (None if only validation is wanted) and validation images below DATA_PATH."""
     root = data_root(config.DATA, EXPECTS)
     train_file, val_file = root / TRAIN_LIST, root / VAL_LIST
@@ -249,8 +242,8 @@ def read_imagenet(config: Config, only_validation: bool, *_: object) -> tuple[Im
         with open_list(file):
             pass  # refuses anything but a regular file
     lists = Lists(files, read_list_file, OneLabel(config, allow_names=False))
-    image_sets = to_image_sets(config, lists, only_validation)
-    return image_sets[0], image_sets[-1]
+    tables = to_tables(config, lists, only_validation)
+    return tables[0], tables[-1]
 
 
 def read_list_file(file: Path, add: Callable[[Rows], None]) -> None:

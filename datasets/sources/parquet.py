@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from configs.schema import Config, Data
+from datasets.image_set import Rows, Table, chosen
 from datasets.index import (
     TEXT,
     FileStamp,
@@ -27,14 +29,14 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
-from datasets.pixels import pixels_of
-from datasets.sources import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
+from datasets.pixels import Pixels
 from datasets.sources.folder import subfolders
-from datasets.sources.images import GroupedImages
+from datasets.sources.images import GroupedStorage
+from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.targets.by_label import ByName
-from datasets.targets.labels import USUAL_COLUMNS, OneLabel, ParquetColumns, is_text, reading_of
+from datasets.targets.labels import USUAL_COLUMNS, OneLabel, ParquetColumns, is_text
 from datasets.targets.numbering import ByList
-from datasets.types import ImageSet
+from datasets.targets.of_task import reading_of
 from utils.commands import pip
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown
@@ -70,7 +72,7 @@ def pyarrow_parquet() -> ModuleType:
     return pyarrow.parquet
 
 
-def read_parquet(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
+def read_parquet(config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation images, or all images and None."""
     pyarrow_parquet()
     root = data_root(config.DATA, EXPECTS, reads_files=True)
@@ -92,20 +94,23 @@ def read_parquet(config: Config, only_validation: bool, *_: object) -> tuple[Ima
     )
     num_train = int(index.column("file_rows")[: len(train_files)].sum())
     num_rows = int(index.column("file_rows").sum())
-    targets = reading.stored(index.rows("label", num_rows))
+    labels = reading.stored(index.rows("label", num_rows))
     parts_of_rows = (range(num_train), range(num_train, num_rows))
     for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
         if part_files and not rows:
             raise DataError(f"{part_files[0]}: the file has no rows; get it again, or remove it")
-    sets = [ParquetImages(config.DATA, index, rows, targets) for rows in parts_of_rows if rows]
+    storages = [ParquetStorage(config.DATA, index, rows) for rows in parts_of_rows if rows]
+    stored = [(labels[each.first : each.first + len(each)], each.name) for each in storages]
     numbering = ByName() if index.facts["are_names"] else ByList()
-    sets = reading.with_targets(sets, lambda: index.facts["classes"], numbering)
+    targets = reading.from_rows(stored, lambda: index.facts["classes"], numbering)
     notes = parts.notes(only_validation, root, f"*{ENDING}")
     titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
+    split = own_split(*titles)
+    sets = [Table(storage, *each, split=split) for storage, each in zip(storages, targets, strict=True)]
     if num_train and not only_validation:
-        notes = (*notes, *_warn_of_sorted_rows(sets[0]))
-    facts = {"notes": (*notes, *reading.describe(sets[0])), "split": own_split(*titles)}
-    sets = [each.with_facts(**facts) for each in sets]
+        notes = (*notes, *_warn_of_sorted_rows(sets[0], storages[0].reach))
+    notes = (*notes, *reading.describe(sets[0]))
+    sets = [replace(table, notes=notes) for table in sets]
     return (sets[0] if num_train else None), (sets[-1] if num_rows > num_train else None)
 
 
@@ -132,15 +137,15 @@ def _files_below(folder: Path, depth: int) -> Iterable[Path]:
         yield from _files_below(folder / name, depth - 1)
 
 
-def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
-    """Warn if the rows are sorted by class and an epoch mixes them badly."""
+def _warn_of_sorted_rows(train: Table, reach: int) -> list[str]:
+    """Warn if the rows are sorted by class and an epoch mixes them badly, because it moves a row less than `reach`."""
     # In a random order of n equally large classes, only one row in n has the label of the previous row.
     is_sorted = np.count_nonzero(train.targets[1:] == train.targets[:-1]) > len(train) / 2
-    if not is_sorted or train.reach >= len(train) or len(train.classes) <= 2:
+    if not is_sorted or reach >= len(train) or len(train.classes) <= 2:
         return []
     return [
         warning(
-            f"the rows are sorted by class, and shuffling moves a row by at most {train.reach:,} places within "
+            f"the rows are sorted by class, and shuffling moves a row by at most {reach:,} places within "
             "its row group, so a batch has few classes; halfstep make-shards makes shards that are better mixed"
         )
     ]
@@ -320,21 +325,20 @@ class GroupCache:
         return future.result()
 
 
-GROUPS = GroupCache()  # shared by all image sets of this process
+GROUPS = GroupCache()  # shared by all parts in this process
 
 
-class ParquetImages(GroupedImages):
+class ParquetStorage(GroupedStorage):
     """The images in the rows of parquet files."""
 
     is_read_in_groups = True
 
-    def __init__(self, data: Data, index: Index, rows: range, targets: np.ndarray):
-        """`rows`: the rows of this set in the index, all those of one or more files; `targets`: of all rows."""
+    def __init__(self, data: Data, index: Index, rows: range):
+        """`rows`: the rows of this part in the index, all those of one or more files."""
         self.file_starts, group_starts = (
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
         )
-        names = index.text("name")
-        super().__init__(targets[rows.start : rows.stop], pixels_of(data), names, group_starts, rows.start)
+        super().__init__(index, index.text("name"), group_starts, rows)
         self.column, self.has_keys = index.facts["image"], index.facts["has_keys"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}
@@ -342,55 +346,55 @@ class ParquetImages(GroupedImages):
         self.limit = max(CACHE_BYTES, MIN_GROUPS * int(self.groups["bytes"].max(initial=0)))
         self.reach = min(data.SHUFFLE_BUFFER, self._within(self.limit))
 
-    def name(self, index: int) -> str:
-        file, row = self._file_and_row(index)
-        own = self.stored_name(index)
-        return f"{file.path}, row {row}" + (f" ({own})" if own else "")
+    def name(self, row: int) -> str:
+        file, in_file = self._file_and_row(row)
+        own = self.stored_name(row)
+        return f"{file.path}, row {in_file}" + (f" ({own})" if own else "")
 
-    def key(self, index: int) -> str:
+    def key(self, row: int) -> str:
         """Return the name that is stored with the image, or file and row if names are missing or repeated."""
         if self.has_keys:
-            return super().key(index)
-        file, row = self._file_and_row(index)
-        return f"{os.path.basename(file.path)}: {row}"
+            return super().key(row)
+        file, in_file = self._file_and_row(row)
+        return f"{os.path.basename(file.path)}: {in_file}"
 
-    def naming(self) -> tuple[bytes | np.ndarray, ...]:
+    def naming(self, rows: Rows, count: int) -> Iterable[bytes | np.ndarray]:
         names = self.names.digest() if self.has_keys else str(self._names_and_sizes()).encode()
-        return names, b"%d %d" % (self.first, len(self)), *self._chosen()
+        return names, b"%d %d" % (self.first, count), *chosen(rows)
 
-    def file_sizes(self, indices: Sequence[int]) -> list[int]:
+    def file_sizes(self, rows: Sequence[int]) -> list[int]:
         return [size for _, size in self._names_and_sizes()]
 
     def _names_and_sizes(self) -> list[tuple[str, int]]:
         return [(os.path.basename(file.path), file.size) for file in self.files]
 
-    def _file_and_row(self, index: int) -> tuple[FileStamp, int]:
+    def _file_and_row(self, row: int) -> tuple[FileStamp, int]:
         """Return the file of an image, and its row in the file."""
-        row = self.table_row(index)
-        file = int(np.searchsorted(self.file_starts, row, "right")) - 1
-        return self.files[file], row - int(self.file_starts[file])
+        in_table = self.first + row
+        file = int(np.searchsorted(self.file_starts, in_table, "right")) - 1
+        return self.files[file], in_table - int(self.file_starts[file])
 
-    def open_file(self, index: int) -> tuple[str, bytes]:
-        row, group = self.place(index)
+    def open_file(self, row: int, pixels: Pixels) -> tuple[str, bytes]:
+        in_table, group = self.place(row)
         file, number = self.files[self.groups["file"][group]], int(self.groups["number"][group])
         num_kept = max(self.limit * len(self.groups["bytes"]) // self.num_bytes, MIN_GROUPS)
         images = GROUPS.get((file, number, self.column), num_kept, lambda: _read_group(file, number, self.column))
-        place = row - int(self.group_starts[group])
+        place = in_table - int(self.group_starts[group])
         data = images[place].as_py() if place < len(images) else None
         if data is None:
-            raise DataError(f"{self.name(index)}: there is no image; remove the row")
-        return os.path.splitext(self.stored_name(index))[1], data
+            raise DataError(f"{self.name(row)}: there is no image; remove the row")
+        return os.path.splitext(self.stored_name(row))[1], data
 
-    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        return self.order_of_groups(self.reach, seed, epoch)
+    def epoch_order(self, rows: Rows, count: int, seed: int, epoch: int) -> np.ndarray:
+        return self.order_of_groups(rows, count, self.reach, seed, epoch)
 
-    def order_to_write(self, seed: int) -> np.ndarray:
+    def order_to_write(self, rows: Rows, count: int, seed: int) -> np.ndarray:
         """Return an order in which images move farther than in training.
 
         Only one process reads, so it may cache up to WRITING_BYTES of row groups.
         """
         self.limit = max(self.limit, WRITING_BYTES)
-        return self.order_of_groups(self._within(self.limit), seed, 0)
+        return self.order_of_groups(rows, count, self._within(self.limit), seed, 0)
 
     def _within(self, num_bytes: int) -> int:
         """Return how far an image may move while its row group is cached. Prefetching gets a quarter of the bytes."""

@@ -26,12 +26,13 @@ from urllib.parse import unquote
 import numpy as np
 
 from configs.schema import Config
+from datasets.image_set import ImageSet, Table
 from datasets.index import ENDING, Index, caches_folder
-from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, shards
-from datasets.sources.shards import CLASSES_FILE, ShardFolder, ShardImages, ShardTable, ShardTar
+from datasets.sources import shards
+from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, choose_parts
+from datasets.sources.shards import CLASSES_FILE, ShardFolder, ShardStorage, ShardTable, ShardTar
 from datasets.sources.tar import Tar
-from datasets.targets.labels import reading_of
-from datasets.types import ImageSet
+from datasets.targets.of_task import reading_of
 from utils.errors import DataError, cause_of, needing
 from utils.files import free_bytes, locked, names_in, replacing, sync
 from utils.text import SCHEMES, format_bytes, redacted
@@ -302,11 +303,11 @@ class TarCache:
 
 
 @functools.lru_cache(2)
-def tars_in_turn(images: ShardImages, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+def tars_in_turn(part: ImageSet, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the tars in the order in which an epoch reads them, and the position of the last image of each."""
-    order = images.epoch_order(seed, epoch)
-    rows = order if images.rows is None else images.rows[order]
-    tar_of_position = np.searchsorted(images.table.starts, rows, "right") - 1
+    order = part.epoch_order(seed, epoch)
+    rows = order if part.rows is None else part.rows[order]
+    tar_of_position = np.searchsorted(part.storage.table.starts, rows, "right") - 1
     tars, first = np.unique(tar_of_position, return_index=True)
     last = len(order) - 1 - np.unique(tar_of_position[::-1], return_index=True)[1]
     in_turn = np.argsort(first)
@@ -434,17 +435,17 @@ class ServerFolder(ShardFolder):
 
         self.cache.pull(tar, check, waits)
 
-    def will_read(self, images: ShardImages, seed: int, epoch: int, position: int) -> None:
+    def will_read(self, storage: ShardStorage, part: ImageSet, seed: int, epoch: int, position: int) -> None:
         """Whenever a tar is done, prefetch the tars that are needed next, and the first tars of the next epoch."""
-        tars, last = tars_in_turn(images, seed, epoch)
+        tars, last = tars_in_turn(part, seed, epoch)
         needed = tars[last >= position]
         aim = (seed, epoch, len(needed))
         if aim == self._aim:
             return
         self._aim = aim
-        numbers = [*needed.tolist(), *tars_in_turn(images, seed, epoch + 1)[0].tolist()][:MOST_AHEAD]
-        checksums = images.table.checksums()
-        tars = [(images.table.tar(number), checksums[number]) for number in numbers]
+        numbers = [*needed.tolist(), *tars_in_turn(part, seed, epoch + 1)[0].tolist()][:MOST_AHEAD]
+        checksums = storage.table.checksums()
+        tars = [(storage.table.tar(number), checksums[number]) for number in numbers]
         fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self.cache.limit
         ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
         for tar, _ in ahead:
@@ -470,6 +471,6 @@ class ServerFolder(ShardFolder):
 
 def read_remote_shards(
     config: Config, only_validation: bool, say: Callable[[str], None]
-) -> tuple[ImageSet | None, ImageSet | None]:
+) -> tuple[Table | None, Table | None]:
     """Return training and validation shards on a server, or all shards and None."""
     return shards.read_from(ServerFolder(config, say), config, only_validation)

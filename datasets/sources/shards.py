@@ -7,12 +7,14 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
 from configs.schema import Config
+from datasets.image_set import ImageSet, Rows, Table, chosen
 from datasets.index import (
     ENDING,
     TEXT,
@@ -24,15 +26,16 @@ from datasets.index import (
     open_or_build,
 )
 from datasets.known_classes import classes_in
-from datasets.pixels import Pixels, pixels_of
+from datasets.pixels import Pixels
 from datasets.pixels.decode import KNOWN_ENDINGS
-from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
+from datasets.pixels.kinds import kind_of_pixels
 from datasets.sources.folder import subfolders
-from datasets.sources.images import GroupedImages
+from datasets.sources.images import GroupedStorage
+from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.tar import Member, Tar
-from datasets.targets.labels import OneLabel, TarLabels, reading_of
+from datasets.targets.labels import OneLabel, StoredTargets, TarLabels
 from datasets.targets.numbering import ByList
-from datasets.types import ImageSet
+from datasets.targets.of_task import reading_of
 from utils.errors import DataError
 from utils.files import read_names
 from utils.log import shown
@@ -121,8 +124,8 @@ class ShardFolder:
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
             return list(pool.map(lambda tar: checksum_of(self.open(tar)), tars)) == table.checksums()
 
-    def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
-        """Prepare for the next reads; see ImageSet.will_read."""
+    def will_read(self, storage: "ShardStorage", part: ImageSet, seed: int, epoch: int, position: int) -> None:
+        """Prepare for the next reads; see Storage.will_read."""
 
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:
@@ -271,48 +274,48 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
     )
 
 
-# --- the image sets ---
+# --- the images ---
 
 
-class ShardImages(GroupedImages):
+class ShardStorage(GroupedStorage):
     """Images inside tars, each at an offset."""
 
-    def __init__(self, folder: ShardFolder, table: ShardTable, pixels: Pixels, shuffle_buffer: int):
-        super().__init__(folder.reading.stored(table.labels), pixels, table.names, table.starts)
-        self.folder, self.table, self.index = folder, table, table.index
+    def __init__(self, folder: ShardFolder, table: ShardTable, shuffle_buffer: int):
+        super().__init__(table.index, table.names, table.starts, range(len(table)))
+        self.folder, self.table = folder, table
         self.root, self.shuffle_buffer = (folder.root / table.tar(0).name).parent, shuffle_buffer
 
-    def name(self, index: int) -> str:
-        return f"{self.folder.title_of(self.table.tar(self.place(index)[1]))}: {self.key(index)}"
+    def name(self, row: int) -> str:
+        return f"{self.folder.title_of(self.table.tar(self.place(row)[1]))}: {self.key(row)}"
 
-    def naming(self) -> tuple[bytes | np.ndarray, ...]:
-        return self.names.digest(), *self._chosen()
+    def naming(self, rows: Rows, count: int) -> Iterable[bytes | np.ndarray]:
+        return self.names.digest(), *chosen(rows)
 
-    def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        return [int(self.table.sizes[self.row(index)]) for index in indices]
+    def file_sizes(self, rows: Sequence[int]) -> list[int]:
+        return [int(self.table.sizes[row]) for row in rows]
 
-    def stamp(self, index: int) -> str:
-        row, number = self.place(index)
+    def stamp(self, row: int) -> str:
+        _, number = self.place(row)
         tar = self.table.tar(number)
         place = PurePosixPath(tar.name).name, *tar[1:], self.table.offsets[row], self.table.sizes[row]
         return "\0".join(map(str, place))
 
-    def open_file(self, index: int) -> tuple[str, bytes]:
-        row, number = self.place(index)
+    def open_file(self, row: int, pixels: Pixels) -> tuple[str, bytes]:
+        _, number = self.place(row)
         try:
             tar = _opened(self.folder, self.table, number)
             data = tar.read(int(self.table.offsets[row]), int(self.table.sizes[row]))
         except OSError:
             _opened.cache_clear()  # a stale handle stays stale: the next attempt opens the tar again
             raise
-        return os.path.splitext(self.key(index))[1], data
+        return os.path.splitext(self.key(row))[1], data
 
-    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch_order(self, rows: Rows, count: int, seed: int, epoch: int) -> np.ndarray:
         """Shuffle the tars, then samples within DATA.SHUFFLE_BUFFER, because disks are slow at random access."""
-        return self.order_of_groups(self.shuffle_buffer, seed, epoch)
+        return self.order_of_groups(rows, count, self.shuffle_buffer, seed, epoch)
 
-    def will_read(self, seed: int, epoch: int, position: int) -> None:
-        self.folder.will_read(self, seed, epoch, position)
+    def will_read(self, part: ImageSet, seed: int, epoch: int, position: int) -> None:
+        self.folder.will_read(self, part, seed, epoch, position)
 
 
 @functools.lru_cache(MAX_OPEN_TARS)
@@ -323,13 +326,13 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
     return folder.open(table.tar(number), table.index.text("tar.checksum")[number])
 
 
-def read_shards(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
+def read_shards(config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation shards, or all shards and None."""
     folder = ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True), reading_of(config))
     return read_from(folder, config, only_validation)
 
 
-def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tuple[ImageSet | None, ImageSet | None]:
+def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation shards of this folder, or all shards and None."""
     reading = folder.reading
     reading.check_tars(folder.drops_tars)
@@ -341,7 +344,7 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
             f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
         )
     names = [name for name, is_read in ((parts.train, reads_train), (parts.val, parts.val)) if is_read]
-    pixels, buffer = pixels_of(config.DATA), config.DATA.SHUFFLE_BUFFER
+    pixels = kind_of_pixels(config.DATA.PIXELS)
     folder.endings = (*KNOWN_ENDINGS, *pixels.own_endings)
     # Their indexes have other samples.
     suffix = f"-{pixels.name}{reading.suffix}" if pixels.own_endings else reading.suffix
@@ -355,25 +358,27 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
                 f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
                 "remove the file"
             )
-    sets = [ShardImages(folder, table, pixels, buffer) for table in tables]
-    sets = reading.with_targets(sets, lambda: _classes(folder, sets), ByList())
-    notes += reading.describe(sets[0])
+    storages = [ShardStorage(folder, table, config.DATA.SHUFFLE_BUFFER) for table in tables]
+    stored = [(reading.stored(table.labels), storage.name) for table, storage in zip(tables, storages, strict=True)]
+    targets = reading.from_rows(stored, lambda: _classes(folder, stored), ByList())
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
-    sets = [each.with_facts(notes=tuple(notes), split=split) for each in sets]
+    sets = [Table(storage, *each, split=split) for storage, each in zip(storages, targets, strict=True)]
+    notes += reading.describe(sets[0])
+    sets = [replace(table, notes=tuple(notes)) for table in sets]
     return (sets[0] if reads_train else None), (sets[-1] if parts.val else None)
 
 
-def _classes(folder: ShardFolder, sets: Sequence[ShardImages]) -> list[str] | None:
+def _classes(folder: ShardFolder, stored: Sequence[StoredTargets]) -> list[str] | None:
     """Return the classes that classes.txt names, or None if there is no such file."""
     content = folder.classes()
     if content is None:
         return None
     classes = classes_in(content, f"{folder.title}/{CLASSES_FILE}")
-    images = max(sets, key=lambda images: images.targets.max())
-    highest = images.targets.max()
+    labels, name = max(stored, key=lambda part: part[0].max())
+    highest = labels.max()
     if highest >= len(classes):
         raise DataError(
-            f"{images.name(int(images.targets.argmax()))}: label {highest} is too high: {folder.title}/{CLASSES_FILE} "
-            f"names only {counted(len(classes), 'class')}, counted from 0; add the missing lines"
+            f"{name(int(labels.argmax()))}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
+            f"{counted(len(classes), 'class')}, counted from 0; add the missing lines"
         )
     return classes

@@ -1,31 +1,39 @@
 """The data set `synthetic`: random images that are already on the device, to measure everything but data loading."""
 
-from collections.abc import Callable, Iterable, Iterator
-from copy import copy
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 
 from configs.schema import Config
-from configs.tables import import_named
+from datasets.image_set import ImageSet, Storage, Table
 from datasets.order import Piece
-from datasets.pixels import pixels_of
+from datasets.pixels.kinds import pixels_of
+from datasets.targets.of_task import meaning_of
 from datasets.transforms.crop import BySize
-from datasets.types import Batch, ImageSet
+from datasets.types import Batch
 
 SYNTHETIC_CLASSES = 1000  # by default
 
 
-class SyntheticImages(ImageSet):
-    """A set of random targets without images. SyntheticBatches makes the images."""
+class SyntheticStorage(Storage):
+    """Random targets without images. SyntheticBatches makes the images."""
 
-    in_memory = names_are_numbers = True
+    in_memory = names_are_numbers = counts_in_part = True
 
-    def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> Callable:
-        return SyntheticBatches(config, self, batch_size, rank, device)
+    def __init__(self, count: int):
+        self._count = count
 
-    def name(self, index: int) -> str:
-        return f"synthetic image {index}"
+    def __len__(self) -> int:
+        return self._count
+
+    def name(self, row: int) -> str:
+        return f"synthetic image {row}"
+
+    def make_batches(
+        self, images: ImageSet, config: Config, batch_size: int, rank: int, device: torch.device
+    ) -> "SyntheticBatches":
+        return SyntheticBatches(config, images, batch_size, rank, device)
 
 
 class SyntheticBatches:
@@ -49,21 +57,25 @@ class SyntheticBatches:
             yield Batch(self.images[:count, :, :side, :side], self.targets[:count], piece.num_samples, [], piece)
 
 
-def read_synthetic(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
+def read_synthetic(config: Config) -> tuple[Table, Table]:
     """Return a training and a validation set with the same targets."""
-    images = invent(config)
-    return images, copy(images)
+    images = invented_table(config)
+    return images, images
+
+
+def invented_table(config: Config) -> Table:
+    """Return SYNTHETIC_SIZE random images. Their targets are class numbers or standardized numbers."""
+    num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
+    targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
+    return Table(
+        SyntheticStorage(len(targets)),
+        targets,
+        [str(number) for number in range(num_classes)],
+        meaning_of(config).invent(num_classes),
+        split={"rule": "none", "training": "synthetic", "validation": "synthetic"},
+    )
 
 
 def invent(config: Config) -> ImageSet:
-    """Return SYNTHETIC_SIZE random images.
-
-    They are finished: their targets are class numbers or standardized numbers.
-    """
-    num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
-    targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
-    images = SyntheticImages(targets, [str(number) for number in range(num_classes)])
-    return images.with_facts(
-        meaning=import_named("datasets", config.task.targets).invent(num_classes),
-        split={"rule": "none", "training": "synthetic", "validation": "synthetic"},
-    )
+    """Return invented images that are finished, for trials."""
+    return ImageSet.of(invented_table(config), pixels_of(config.DATA))

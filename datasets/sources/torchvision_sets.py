@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 from PIL import ImageOps
 
 from configs.schema import Config
-from datasets.pixels import Pixels, pixels_of
+from datasets.image_set import Storage, Table
+from datasets.pixels import Pixels
 from datasets.pixels.decode import to_array
-from datasets.sources import TORCHVISION, find_source, own_split
-from datasets.sources.arrays import ArrayImages
-from datasets.sources.images import FileImages
-from datasets.types import ImageReadError, ImageSet
+from datasets.pixels.rules import ImageReadError
+from datasets.sources.arrays import ArrayStorage
+from datasets.sources.folder import read_caltech
+from datasets.sources.images import FileStorage
+from datasets.sources.layout import own_split
+from datasets.sources.listing import read_imagenet
 from utils.commands import page, pip
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.torch_internals import LABELS
@@ -40,17 +44,17 @@ SPLITS: dict[str, tuple[dict, dict | None]] = {
     "OxfordIIITPet": _split("trainval", "test"),
 }
 # Data sets whose layouts halfstep reads itself.
-OWN_READERS = {"Caltech101": "caltech101", "Caltech256": "caltech256", "ImageNet": "imagenet2012"}
+OWN_READERS = ("Caltech101", "Caltech256", "ImageNet")
 
 
 def read_torchvision(
     config: Config, only_validation: bool, say: Callable[[str], None]
-) -> tuple[ImageSet | None, ImageSet | None]:
+) -> tuple[Table | None, Table | None]:
     """Return training and validation images of the torchvision class in DATA.DATASET. `say` reports a download."""
     dataset = config.DATA.DATASET
-    name = SHORT_NAMES.get(dataset, dataset.removeprefix(TORCHVISION))
+    name = SHORT_NAMES.get(dataset, dataset.removeprefix("torchvision/"))
     if name in OWN_READERS:
-        return find_source(OWN_READERS[name])(config, only_validation, say)
+        return read_imagenet(config, only_validation) if name == "ImageNet" else (read_caltech(config), None)
     if name not in SPLITS:
         known = sorted([*SPLITS, *OWN_READERS])
         raise ConfigError(
@@ -58,15 +62,15 @@ def read_torchvision(
             f"{did_you_mean(name, known)}"
         )
 
-    def read_part(part: str, arguments: dict) -> ImageSet:
-        return _to_image_set(config, _make(config, name, arguments, say), f"{dataset} {part}".strip())
+    def read_part(part: str, arguments: dict, split: dict) -> Table:
+        return _to_table(config, _make(config, name, arguments, say), f"{dataset} {part}".strip(), split)
 
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
-        return read_part("", train_arguments).with_facts(split={"rule": "position", "training": dataset}), None
-    train = None if only_validation else read_part("training", train_arguments)
+        return read_part("", train_arguments, {"rule": "position", "training": dataset}), None
     split = own_split(f"{dataset} training", f"{dataset} validation")
-    val = read_part("validation", val_arguments).with_facts(split=split)
+    train = None if only_validation else read_part("training", train_arguments, split)
+    val = read_part("validation", val_arguments, split)
     if train is not None:
         # If classes are numbers, each part has the classes up to its highest label.
         if train.classes[: len(val.classes)] != val.classes:
@@ -74,7 +78,7 @@ def read_torchvision(
                 f"DATA.DATA_PATH: the training and validation images of {name} in {config.DATA.DATA_PATH} have "
                 "different classes; remove the folder to download it again"
             )
-        val = val.with_facts(classes=train.classes)
+        val = replace(val, classes=train.classes)
     return train, val
 
 
@@ -104,23 +108,23 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
         ) from error
 
 
-def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
+def _to_table(config: Config, dataset: Any, title: str, split: dict) -> Table:
     """Return images in memory or in files if the data set has either, or else images that torchvision reads."""
-    pixels = pixels_of(config.DATA)
     if hasattr(dataset, "data"):
         images = np.asarray(dataset.data)
         images = images.transpose(0, 2, 3, 1) if images.ndim == 4 and images.shape[1] == 3 else images
         targets = _targets(dataset)
-        return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), pixels, title)
+        storage = ArrayStorage(np.ascontiguousarray(images), title)
+        return Table(storage, targets, _classes(dataset, targets), split=split)
     if getattr(dataset, "loader", None) is os.fspath:
         # Sort, because torchvision lists some sets in the order of the file system, which differs between machines.
         rows = sorted(dataset[index] for index in range(len(dataset)))
         targets = np.array([target for _, target in rows], dtype=np.int64)
         root = Path(config.DATA.DATA_PATH).expanduser()
         paths = [os.path.relpath(path, root) for path, _ in rows]
-        return FileImages(root, paths, targets, _classes(dataset, targets), pixels)
+        return Table(FileStorage(root, paths), targets, _classes(dataset, targets), split=split)
     targets = _targets(dataset)
-    return TorchvisionImages(dataset, targets, _classes(dataset, targets), pixels, title)
+    return Table(TorchvisionStorage(dataset, title), targets, _classes(dataset, targets), split=split)
 
 
 def _targets(dataset: Any) -> np.ndarray:
@@ -136,24 +140,26 @@ def _classes(dataset: Any, targets: np.ndarray) -> list[str]:
     return [", ".join(name) if isinstance(name, tuple) else str(name) for name in names]
 
 
-class TorchvisionImages(ImageSet):
+class TorchvisionStorage(Storage):
     """Pillow images of a torchvision data set that exposes neither file names nor pixels."""
 
     names_are_numbers = True
 
-    def __init__(self, dataset: Any, targets: np.ndarray, classes: list[str], pixels: Pixels, title: str):
-        super().__init__(targets, classes)
-        self.dataset, self.pixels, self.title = dataset, pixels, title
+    def __init__(self, dataset: Any, title: str):
+        self.dataset, self.title = dataset, title
 
-    def name(self, index: int) -> str:
-        return f"{type(self.dataset).__name__} image {self.row(index)}"
+    def __len__(self) -> int:
+        return len(self.dataset)
 
-    def table_name(self, index: int) -> str:
-        return f"{self.title} image #{self.row(index)}"
+    def name(self, row: int) -> str:
+        return f"{type(self.dataset).__name__} image {row}"
 
-    def read(self, index: int) -> np.ndarray:
+    def table_name(self, row: int) -> str:
+        return f"{self.title} image #{row}"
+
+    def read(self, row: int, pixels: Pixels) -> np.ndarray:
         try:
-            image, _ = self.dataset[self.row(index)]
+            image, _ = self.dataset[row]
         except Exception as error:  # Pillow raises many kinds of errors for a broken file
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
-        return to_array(ImageOps.exif_transpose(image) if self.pixels.applies_exif else image, self.pixels)
+        return to_array(ImageOps.exif_transpose(image) if pixels.applies_exif else image, pixels)

@@ -3,11 +3,13 @@
 import hashlib
 import os
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Config, Data, Fold
+from datasets.image_set import ALL, Table
 from datasets.order import shuffled
 from datasets.split.parts import (
     FOLDS,
@@ -17,7 +19,7 @@ from datasets.split.parts import (
     warn_of_split_classes,
 )
 from datasets.targets.one_class import count_classes
-from datasets.types import ALL, ImageSet, SavedData
+from datasets.types import SavedData
 from utils.text import counted, warning
 
 SEED = 0  # decides which images are held out
@@ -33,7 +35,7 @@ def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dic
     return record
 
 
-def _by_position(image_set: ImageSet, record: dict) -> np.ndarray:
+def _by_position(image_set: Table, record: dict) -> np.ndarray:
     """Return bool [N]: the images that are held out, drawn from each class by position and seed.
 
     Each class keeps a training image, and a class with two or more images also holds one out, unless the fraction is 0.
@@ -53,7 +55,7 @@ def _by_position(image_set: ImageSet, record: dict) -> np.ndarray:
     return held_out
 
 
-def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet, ImageSet]:
+def split(config: Config, image_set: Table, saved: SavedData | None) -> tuple[Table, Table]:
     """Return training and validation images of a set without a validation part.
 
     `image_set.split` has the key `training`, the title of the data. With the rule `position` for published data, a part
@@ -77,7 +79,7 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
     return divide(image_set, record, saved)
 
 
-def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
+def validation_facts(image_set: Table) -> dict[str, int | str]:
     """Return facts that identify a validation set in any folder: the number, file names and classes of its images."""
     meanings = image_set.target_names()
     classes = [meanings[target] for target in image_set.targets.tolist()]
@@ -88,7 +90,7 @@ def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
     }
 
 
-def how_held_out(val: ImageSet) -> str:
+def how_held_out(val: Table) -> str:
     """Return how the validation images were chosen, or "" if they are a part of their own."""
     record = val.split
     rule = record["rule"]
@@ -102,7 +104,7 @@ def how_held_out(val: ImageSet) -> str:
     return f"by {how}"
 
 
-def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list[str]:
+def describe_split(config: Config, val: Table, only_validation: bool) -> list[str]:
     """Return log lines about the images of both parts, or only about the validation images."""
     record = val.split
     rule, validation = record["rule"], record["validation"]
@@ -134,18 +136,18 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
     return lines
 
 
-def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
+def write_split(file: Path, train: Table, val: Table) -> None:
     """Write split.csv if the split was drawn and the images are files, or if they have folds and names."""
     if val.trains_on_all:
         val = val.take(np.empty(0, np.int64))
     is_of_files = val.split.get("rule") in DRAWN and val.root is not None
-    if is_of_files or (val.folds is not None and not val.names_are_numbers):
+    if is_of_files or (val.folds is not None and not val.storage.names_are_numbers):
         from datasets.split.table import write_table
 
         write_table(file, train, val)
 
 
-def divide(image_set: ImageSet, record: dict, saved: SavedData | None = None) -> tuple[ImageSet, ImageSet]:
+def divide(image_set: Table, record: dict, saved: SavedData | None = None) -> tuple[Table, Table]:
     """Split a set into training and validation images as the record says, in the set's order.
 
     `saved`: the data record of a run, which keeps the folds of its images.
@@ -172,8 +174,6 @@ def divide(image_set: ImageSet, record: dict, saved: SavedData | None = None) ->
         from datasets.split.together import describe_copies
 
         notes = [*describe_copies(image_set.meaning.strata(image_set)), *notes]
-    facts = {"split": record, "class_folders": folders, "notes": (*image_set.notes, *notes)}
-    whole = image_set.with_facts(folds=folds)
-    return tuple(
-        whole.take(columns[f"{part}.row"]).with_facts(targets=columns[f"{part}.target"], **facts) for part in PARTS
-    )
+    notes = (*image_set.notes, *notes)
+    whole = replace(image_set, folds=folds, split=record, class_folders=folders, notes=notes)
+    return tuple(replace(whole.take(columns[f"{part}.row"]), targets=columns[f"{part}.target"]) for part in PARTS)

@@ -6,9 +6,10 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
+from datasets.image_set import Table
 from datasets.split.hashes import HASH_BYTES, composed, hashes_of
 from datasets.split.parts import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
-from datasets.types import ImageSet, SavedData
+from datasets.types import SavedData
 from utils.text import first_of, warning
 
 NEAR = 0.1  # relative difference of the held-out share from DATA.VAL_FRACTION; a larger one is named
@@ -17,14 +18,14 @@ NUM_NAMED = 10  # maximum number of images that a log line names because their c
 Columns = dict[str, np.ndarray]  # rows and targets of both parts, see rows_of_parts
 
 
-def find_rows(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[Columns, list[str]]:
+def find_rows(image_set: Table, record: dict, folders: Set[bytes]) -> tuple[Columns, list[str]]:
     """Return the rows and targets of both parts, and lines for the log. Store them next to the index of a large set."""
 
     def draw() -> tuple[Columns, list[str]]:
         held_out, notes = hold_out(image_set, record, folders)
         return rows_of_parts(image_set, held_out), notes + warn_of_split_classes(image_set, held_out)
 
-    index = image_set.index
+    index = image_set.storage.index
     if not index or not index.path or image_set.rows is not None or image_set.copies is not None:
         return draw()
     from datasets.index import IndexBuilder, open_or_build
@@ -45,7 +46,7 @@ def find_rows(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[C
     return {name: stored.column(name) for name in types}, stored.facts["notes"]
 
 
-def hold_out(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
+def hold_out(image_set: Table, record: dict, folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """Return bool [N], the images that are held out, and lines that name the images whose class decided their part.
 
     An image is held out if the hash of its key is below the fraction, or is the lowest of its class. So a training
@@ -74,7 +75,7 @@ def hold_out(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[np
     return held_out, notes
 
 
-def _hold_out(image_set: ImageSet, record: dict, hashes: np.ndarray) -> np.ndarray:
+def _hold_out(image_set: Table, record: dict, hashes: np.ndarray) -> np.ndarray:
     """Return bool [N], the images that are held out by the hashes of their keys."""
     drawn = is_drawn(hashes, record)
     if "folds" in record:
@@ -100,7 +101,7 @@ def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
     return np.searchsorted(bounds, hashes, side="right") == record["fold"]
 
 
-def split_hashes(image_set: ImageSet, record: dict, folders: Set[bytes] = frozenset()) -> np.ndarray:
+def split_hashes(image_set: Table, record: dict, folders: Set[bytes] = frozenset()) -> np.ndarray:
     """Return the uint64 hash of each image that decides its part, equal for copies of each other."""
     hashes = hashes_of(image_set.split_keys(), record["seed"], folders)
     if image_set.copies is None:
@@ -111,7 +112,7 @@ def split_hashes(image_set: ImageSet, record: dict, folders: Set[bytes] = frozen
 
 
 def _lowest_of_each_class(
-    image_set: ImageSet, hashes: np.ndarray, together: np.ndarray, held_out: np.ndarray, kept_whole: Set[int]
+    image_set: Table, hashes: np.ndarray, together: np.ndarray, held_out: np.ndarray, kept_whole: Set[int]
 ) -> np.ndarray:
     """Return bool [N]: for each class without held-out images, the image with the lowest hash that can be held out.
 
@@ -147,13 +148,13 @@ def _lowest_of_each_class(
     return chosen
 
 
-def _labels(image_set: ImageSet, rows: list[int]) -> list[int]:
+def _labels(image_set: Table, rows: list[int]) -> list[int]:
     """Return the class numbers of these images, in any order."""
     targets = image_set.targets[rows].tolist()
     return [number for target in targets for number in image_set.meaning.classes_of(target)]
 
 
-def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
+def class_folders_of(image_set: Table, record: dict) -> Set[bytes]:
     """Return the names of folders that are left out of image keys when the split of this record hashes them.
 
     In every source, these are folders with the name of a class.
@@ -164,7 +165,7 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     return {composed(name.encode(errors="surrogateescape")) for name in names}
 
 
-def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, weights: str) -> list[str]:
+def warn_of_other_folders(val: Table, former: Sequence[str], record: dict, weights: str) -> list[str]:
     """Warn of validation images that the weights were trained on. `weights`: setting and value, for the message.
 
     `former`, `record`: the classes and the split of their run. An image's part can change with the classes, because the
@@ -188,7 +189,7 @@ def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, we
     ]
 
 
-def with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
+def with_class_folders(image_set: Table, record: dict, saved: SavedData) -> dict:
     """Return the record with the class folders of the resumed or evaluated run, if they differ from the classes.
 
     In a list, the label of an image can change while its folder stays. If a class was renamed, both names are kept.

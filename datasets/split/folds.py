@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from datasets.changes import read_split, split_table
+from datasets.image_set import Table
 from datasets.split.by_hash import split_hashes
 from datasets.split.hashes import composed, hashes_of
 from datasets.split.parts import rows_of_parts, warn_of_split_classes
-from datasets.types import ImageSet, SavedData
+from datasets.types import SavedData
 
 NONE = -1  # the fold of an image that has none yet
 PRECISION = 2**40  # of the weight of a class; whole numbers give the same folds on every processor
@@ -29,20 +30,20 @@ class Division(NamedTuple):
     notes: list[str]
 
 
-def hold_out_fold(image_set: ImageSet, record: dict, saved: SavedData | None) -> Division:
+def hold_out_fold(image_set: Table, record: dict, saved: SavedData | None) -> Division:
     """Return the folds and the parts of the images. `saved`: the data record of the resumed or evaluated run."""
     strata, folds = image_set.meaning.strata(image_set), folds_of(image_set, record, saved)
     held_out = folds == record["fold"]
     return Division(folds, rows_of_parts(strata, held_out), warn_of_split_classes(strata, held_out))
 
 
-def folds_of(image_set: ImageSet, record: dict, saved: SavedData | None) -> np.ndarray:
+def folds_of(image_set: Table, record: dict, saved: SavedData | None) -> np.ndarray:
     """Return int32 [N]: the fold of each image. `saved`: as in hold_out_fold."""
     strata, kept = image_set.meaning.strata(image_set), _kept_folds(image_set, record, saved)
     return _drawn_folds(strata, record) if (kept == NONE).all() else draw_folds(strata, record, kept)
 
 
-def draw_folds(strata: ImageSet, record: dict, kept: np.ndarray) -> np.ndarray:
+def draw_folds(strata: Table, record: dict, kept: np.ndarray) -> np.ndarray:
     """Return int32 [N]: the fold of each image. `kept`: int32 [N], the folds that images keep, or NONE.
 
     Copies, images with the same name, and images in the same group of DATA.GROUP_BY are in the same fold. Large groups
@@ -122,9 +123,9 @@ class Filling:
         return int(best[self._sizes[best].argmin()])
 
 
-def _drawn_folds(strata: ImageSet, record: dict) -> np.ndarray:
+def _drawn_folds(strata: Table, record: dict) -> np.ndarray:
     """Return the folds of a new run. Those of a large set are stored next to its index, for all runs."""
-    nothing_kept, index = np.full(len(strata), NONE, np.int32), strata.index
+    nothing_kept, index = np.full(len(strata), NONE, np.int32), strata.storage.index
     if not index or not index.path or strata.rows is not None or strata.copies is not None:
         return draw_folds(strata, record, nothing_kept)
     from datasets.index import IndexBuilder, open_or_build
@@ -138,7 +139,7 @@ def _drawn_folds(strata: ImageSet, record: dict) -> np.ndarray:
     return open_or_build([path], {"fold": "<i4"}, made_of, build).column("fold")
 
 
-def _kept_folds(image_set: ImageSet, record: dict, saved: SavedData | None) -> np.ndarray:
+def _kept_folds(image_set: Table, record: dict, saved: SavedData | None) -> np.ndarray:
     """Return int32 [N]: the folds that split.csv beside the checkpoint lists, or NONE for images that are new.
 
     An image that was moved to the folder of another class keeps its fold, if only one image had its name below that

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from datasets.types import ImageSet
+from datasets.image_set import Table
 from utils.text import first_of, warning
 
 PARTS = ("train", "val")
@@ -24,13 +24,13 @@ def warn_of_lacking_classes(
     return notes
 
 
-def warn_of_split_classes(image_set: ImageSet, held_out: np.ndarray) -> list[str]:
+def warn_of_split_classes(image_set: Table, held_out: np.ndarray) -> list[str]:
     """Warn of classes whose images a split puts into the same part."""
     counts = (image_set.count_classes(chosen) for chosen in (~held_out, held_out))
     return warn_of_lacking_classes(image_set.classes, *counts, image_set.meaning.part_nouns)
 
 
-def rows_of_parts(image_set: ImageSet, held_out: np.ndarray) -> dict[str, np.ndarray]:
+def rows_of_parts(image_set: Table, held_out: np.ndarray) -> dict[str, np.ndarray]:
     """Return the rows and targets of both parts. `held_out`: bool [N]."""
     columns = {}
     for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):

@@ -3,12 +3,12 @@
 import numpy as np
 
 from configs.schema import Config
-from datasets.types import ImageSet
+from datasets.image_set import Table
 from utils.commands import page
 from utils.errors import ConfigError, DataError, did_you_mean
 
 
-def check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
+def check_own_parts(config: Config, train: Table, val: Table) -> None:
     """Refuse folds for data with its own validation images, and classes that only validation images have."""
     for name, value in (("DATA.FOLD", config.DATA.FOLD), ("DATA.FOLDS", config.DATA.FOLDS)):
         if value:
@@ -28,7 +28,7 @@ def check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
         )
 
 
-def empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
+def empty_part_error(config: Config, part: str, whole: Table) -> DataError:
     """Return an error that explains why a part is empty. `whole`: the validation images, or all images."""
     data, name = config.DATA, config.DATA.DATASET
     held_out = f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"

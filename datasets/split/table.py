@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from datasets.image_set import Table
 from datasets.split.parts import PARTS
-from datasets.types import ImageSet
 from utils.files import replacing
 from utils.text import csv_text
 
 
-def write_table(file: Path, train: ImageSet, val: ImageSet) -> None:
+def write_table(file: Path, train: Table, val: Table) -> None:
     header, columns = ["image", "part"], {part: [] for part in PARTS}
     if val.folds is not None:
         header.append("fold")

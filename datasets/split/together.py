@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence, Set
 import numpy as np
 
 from datasets.changes import read_split, split_table
+from datasets.image_set import Table
 from datasets.split.hashes import composed, hashes_of, without_first
 from datasets.split.parts import PARTS, rows_of_parts
-from datasets.types import ImageSet, SavedData
+from datasets.types import SavedData
 from utils.text import warning
 
 COPY_OF = "copy_of"  # the column of split.csv with the first of the copies
@@ -15,9 +16,9 @@ LARGEST = 0.25  # the share of the held-out images that the copies of one photo 
 LAST = 2**64 - 1  # the highest hash, which only a fraction of 1 holds out
 
 
-def group_numbers(image_set: ImageSet) -> np.ndarray:
+def group_numbers(image_set: Table) -> np.ndarray:
     """Return int64 [N]: the number of each image's group, from 0. Groups that share a photo or a copy are one."""
-    columns = [hashes_of(image_set.split_keys(), seed=0)] if image_set.has_groups else []
+    columns = [hashes_of(image_set.split_keys(), seed=0)] if image_set.groups is not None else []
     if image_set.copies is not None:
         columns.append(image_set.copies)
     return joined(*columns)
@@ -38,7 +39,7 @@ def joined(*columns: np.ndarray) -> np.ndarray:
     return np.unique(numbers, return_inverse=True)[1]
 
 
-def share_hashes(image_set: ImageSet, hashes: np.ndarray, record: dict, folders: Set[bytes]) -> np.ndarray:
+def share_hashes(image_set: Table, hashes: np.ndarray, record: dict, folders: Set[bytes]) -> np.ndarray:
     """Return the hashes of the images' keys, equal in each group that has copies: the hash of its shortest key.
 
     Of equally long keys, it is the first in the alphabet. A copy that is added later usually has a longer or a later
@@ -58,7 +59,7 @@ def share_hashes(image_set: ImageSet, hashes: np.ndarray, record: dict, folders:
     return shared
 
 
-def keep_parts(image_set: ImageSet, drawn: dict[str, np.ndarray], saved: SavedData) -> dict[str, np.ndarray]:
+def keep_parts(image_set: Table, drawn: dict[str, np.ndarray], saved: SavedData) -> dict[str, np.ndarray]:
     """Return the rows and targets of both parts, as split.csv beside the checkpoint lists them.
 
     Images that it does not list have the part of their copies, or else the part that was drawn. Without copies, hashes
@@ -81,7 +82,7 @@ def keep_parts(image_set: ImageSet, drawn: dict[str, np.ndarray], saved: SavedDa
     return rows_of_parts(image_set, held_out)
 
 
-def describe_copies(image_set: ImageSet) -> list[str]:
+def describe_copies(image_set: Table) -> list[str]:
     """Return log lines about the copies of a set that is divided. `image_set`: with the classes that are divided."""
     lines, is_copy = [], _have_copies(image_set)
     whole = [rows[is_copy[rows]] for rows in _groups_with_copies(image_set, is_cut=False)]
@@ -101,13 +102,13 @@ def describe_copies(image_set: ImageSet) -> list[str]:
     return lines
 
 
-def _have_copies(image_set: ImageSet) -> np.ndarray:
+def _have_copies(image_set: Table) -> np.ndarray:
     """Return bool [N]: whether each image has a copy."""
     copies, counts = np.unique(image_set.copies, return_counts=True)
     return np.isin(image_set.copies, copies[counts > 1])
 
 
-def _groups_with_copies(image_set: ImageSet, is_cut: bool) -> Iterator[np.ndarray]:
+def _groups_with_copies(image_set: Table, is_cut: bool) -> Iterator[np.ndarray]:
     """Yield the rows of each group with copies: with `is_cut`, of the groups that are divided, otherwise of the others.
 
     A group is divided between the parts if it has more than half of all images, or all images of a class that has more
@@ -122,7 +123,7 @@ def _groups_with_copies(image_set: ImageSet, is_cut: bool) -> Iterator[np.ndarra
             yield rows
 
 
-def first_copies(parts: Sequence[ImageSet]) -> Iterator[list[str]]:
+def first_copies(parts: Sequence[Table]) -> Iterator[list[str]]:
     """Yield for each part the key of the first copy of each image: "" for the first copy, and without copies."""
     first: dict[int, str] = {}
     for part in parts:

@@ -4,6 +4,7 @@ import filecmp
 import itertools
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from configs.schema import Config
 from datasets.changes import read_split, split_table
 from datasets.fingerprint import is_other_data
+from datasets.image_set import ALL, Table
 from datasets.split import DRAWN, divide, split, validation_facts
 from datasets.split.by_hash import with_class_folders
 from datasets.split.parts import CLASS_FOLDERS, FOLDS, PARTS
-from datasets.types import ALL, ImageSet, SavedData
+from datasets.types import SavedData
 from utils.errors import ConfigError
 from utils.text import warning
 
@@ -28,7 +30,7 @@ WITHOUT_LIST = warning(
 MOST_COMPARED = 5000  # images; comparing one takes a millisecond on a network disk
 
 
-def split_to_evaluate(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
+def split_to_evaluate(config: Config, image_set: Table, saved: SavedData | None) -> tuple[Table | None, Table]:
     """Return the training images (or None) and the images to score of a set without a validation part.
 
     If a run is evaluated on its own data, score only the images that it held out. Of published data, score the
@@ -41,14 +43,14 @@ def split_to_evaluate(config: Config, image_set: ImageSet, saved: SavedData | No
         return parts
     if image_set.split.get("rule") == "position":
         return split(config, image_set, saved)
-    image_set = image_set.with_facts(split={"rule": "none", "validation": image_set.split["training"]})
+    image_set = replace(image_set, split={"rule": "none", "validation": image_set.split["training"]})
     if has_record:
         notes = (*image_set.notes, *_warn_of_trained_images(image_set, saved))
-        image_set = image_set.with_facts(notes=notes)
+        image_set = replace(image_set, notes=notes)
     return None, image_set
 
 
-def _split_of_run(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
+def _split_of_run(config: Config, image_set: Table, saved: SavedData) -> tuple[Table, Table] | None:
     """Return both parts as the run divided them, if this is the run's data or a copy of it, and None for other data.
 
     If the run's data have changed, the split can differ, because it depends on the labels. Then split.csv has the
@@ -68,9 +70,10 @@ def _split_of_run(config: Config, image_set: ImageSet, saved: SavedData) -> tupl
     is_unchanged = validation_facts(parts[1]) == saved.validation
     if is_unchanged and not is_other_data(saved.facts, parts[1]):
         return parts
-    has_listed_folds = record["rule"] == FOLDS and not image_set.names_are_numbers
+    has_listed_folds = record["rule"] == FOLDS and not image_set.storage.names_are_numbers
     if is_same and not is_unchanged and has_listed_folds:  # `divide` has read the list
-        return parts[0], parts[1].with_facts(notes=(*parts[1].notes, AS_LISTED if split_table(saved) else WITHOUT_LIST))
+        note = AS_LISTED if split_table(saved) else WITHOUT_LIST
+        return parts[0], replace(parts[1], notes=(*parts[1].notes, note))
     if is_same and not is_unchanged and (listed := _listed_parts(saved)):
         return _divide_by_list(image_set, parts, listed)
     return parts if is_same else None
@@ -85,9 +88,7 @@ def _listed_parts(saved: SavedData) -> dict[str, str]:
     return {row[0]: row[1] for row in rows} if is_of_run else {}
 
 
-def _divide_by_list(
-    image_set: ImageSet, drawn: tuple[ImageSet, ImageSet], listed: dict[str, str]
-) -> tuple[ImageSet, ImageSet]:
+def _divide_by_list(image_set: Table, drawn: tuple[Table, Table], listed: dict[str, str]) -> tuple[Table, Table]:
     """Return both parts as listed. An image that is not listed keeps the part that was drawn."""
     train, val = drawn
     rows = np.arange(len(image_set)) if image_set.rows is None else image_set.rows
@@ -95,12 +96,12 @@ def _divide_by_list(
     for index, key in enumerate(itertools.chain.from_iterable(image_set.all_keys())):
         if part := listed.get(key.decode(errors="surrogateescape")):
             held_out[index] = part == PARTS[1]
-    facts = {"split": val.split, "class_folders": val.class_folders}
-    facts["notes"] = (*image_set.notes, AS_LISTED)
-    return tuple(image_set.take(np.flatnonzero(chosen)).with_facts(**facts) for chosen in (~held_out, held_out))
+    notes = (*image_set.notes, AS_LISTED)
+    whole = replace(image_set, split=val.split, class_folders=val.class_folders, notes=notes)
+    return whole.take(np.flatnonzero(~held_out)), whole.take(np.flatnonzero(held_out))
 
 
-def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
+def _warn_of_trained_images(image_set: Table, saved: SavedData) -> list[str]:
     """Return a warning if evaluated images are also training images: with the same path in the folder and content."""
     training = saved.split["training"]  # the folder or list of the training images, as the run named it
     if os.path.realpath(image_set.split["validation"]) == os.path.realpath(training):
@@ -126,7 +127,7 @@ def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
     ]
 
 
-def _is_in(folder: Path, image_set: ImageSet, index: int, only_copies: bool) -> bool:
+def _is_in(folder: Path, image_set: Table, index: int, only_copies: bool) -> bool:
     """Return whether the folder has an image.
 
     `only_copies`: not the file itself, which may be there without being listed.

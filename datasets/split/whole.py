@@ -1,15 +1,18 @@
 """Train on all images of a set: nothing is held out (DATA.VAL_FRACTION 0), or each image by one of several further runs
 (DATA.FOLDS). Both parts are then the whole set, and no run scores images that it was trained on."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from configs.schema import Config
-from datasets.types import ALL, ImageSet, SavedData
+from datasets.image_set import ALL, Table
+from datasets.types import SavedData
 from utils.errors import ConfigError
 from utils.text import counted
 
 
-def learn_all(config: Config, image_set: ImageSet, record: dict, saved: SavedData | None) -> tuple[ImageSet, ImageSet]:
+def learn_all(config: Config, image_set: Table, record: dict, saved: SavedData | None) -> tuple[Table, Table]:
     """Return all images twice. With DATA.FOLDS they know their folds, which the further runs hold out in turn.
 
     `record`: of a drawn split; `saved`: the data record of the resumed checkpoint.
@@ -23,7 +26,7 @@ def learn_all(config: Config, image_set: ImageSet, record: dict, saved: SavedDat
         record["folds"] = config.DATA.FOLDS
         folds = folds_of(image_set, record, saved)
         refuse_empty_folds(config, folds)
-    whole = image_set.with_facts(split=record, folds=folds)
+    whole = replace(image_set, split=record, folds=folds)
     return whole, whole
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
+from datasets.image_set import Table
 from datasets.targets.by_label import ByName
 from datasets.targets.labels import Cells, Labels, OneLabel, shortened
 from datasets.targets.one_class import OneClass, count_classes
-from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import first_of, warning
 
@@ -98,7 +98,7 @@ class SeparatedLabels(OneLabel):
         separator = self._config.DATA.LABEL_SEPARATOR
         return dict.fromkeys(filter(None, map(str.strip, normalize("NFC", written).split(separator))))
 
-    def describe(self, train: ImageSet) -> tuple[str, ...]:
+    def describe(self, train: Table) -> tuple[str, ...]:
         """Describe the number of labels per image, and warn if DATA.LABEL_SEPARATOR seems to be wrong."""
         separator = self._config.DATA.LABEL_SEPARATOR
         sizes = np.array([len(each) for each in train.meaning.sets])[train.targets]

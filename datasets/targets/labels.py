@@ -12,13 +12,12 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from configs.tables import import_named
+from datasets.image_set import Table
 from datasets.index import TEXT, Distinct, Index, IndexBuilder, encoded
 from datasets.sources.tar import Member, Tar
 from datasets.targets.by_label import ByName, ByNumber, distinct
 from datasets.targets.numbering import ByList
 from datasets.targets.one_class import OneClass, count_classes
-from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import counted
 
@@ -70,6 +69,17 @@ class ParquetColumns(NamedTuple):
     labels: tuple[str, ...]
     are_names: bool = False  # whether labels are names of classes instead of numbers
     classes: tuple[str, ...] | None = None  # the names of the classes by number, if they are known
+
+
+StoredTargets = tuple[np.ndarray, Callable[[int], str]]  # the labels of a part, and a function that names an image
+
+
+class Targets(NamedTuple):
+    """The targets of the images of a part, as a Table has them."""
+
+    numbers: np.ndarray  # [N]
+    classes: list[str]
+    meaning: OneClass
 
 
 class ListedLabels:
@@ -192,14 +202,14 @@ class OneLabel:
                 builder.add(f"{part}.target", of_labels[of_list.of_rows[start : start + ROWS_AT_ONCE]])
         return {"folder_names": lists[0].of_folders}
 
-    def from_lists(self, index: Index, files: Sequence[Path]) -> tuple[list[str], list[tuple[np.ndarray, OneClass]]]:
-        """Return the classes, and for each list the targets and their meaning."""
+    def from_lists(self, index: Index, files: Sequence[Path]) -> list[Targets]:
+        """Return the targets of each list."""
         labels = [Labels.of(index, part, file) for part, file in enumerate(files)]
         (numbers, *_), classes = self.numbers(labels)
         folder_names = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
         names = [folder_names.get(number, name) for number, name in enumerate(classes)] if folder_names else []
-        targets = [index.column(f"{part}.target") for part in range(len(files))]
-        return classes, [*zip(targets, self.meanings(labels, classes, names), strict=True)]
+        meanings = self.meanings(labels, classes, names)
+        return [Targets(index.column(f"{part}.target"), classes, meaning) for part, meaning in enumerate(meanings)]
 
     def _are_numbers(self, lists: Sequence[Labels]) -> bool:
         """Return whether more than half of the images have a numeric label.
@@ -235,7 +245,7 @@ class OneLabel:
         numbering = ByNumber(folders) if self._are_numbers(lists) else ByName()
         return [OneClass(numbering)] * len(lists)
 
-    def describe(self, train: ImageSet) -> tuple[str, ...]:
+    def describe(self, train: Table) -> tuple[str, ...]:
         """Return lines for the log about the targets of the first part."""
         return ()
 
@@ -292,26 +302,18 @@ class OneLabel:
         """Raise ConfigError if such targets cannot be read from these tars."""
 
     def stored(self, rows: np.ndarray) -> np.ndarray:
-        """Return the targets of images. `rows`: those of the column `label` of an index, [N, numbers per image]."""
+        """Return the labels of images. `rows`: those of the column `label` of an index, [N, numbers per image]."""
         return rows.reshape(-1)
 
-    def with_targets(
-        self, sets: Sequence[ImageSet], classes: Callable[[], Sequence[str] | None], numbering: ByList
-    ) -> list[ImageSet]:
-        """Return sets, whose targets are those in an index, with their classes and the meaning of their targets.
-
-        `classes`: returns the names of the classes, or None if labels are numbers.
-        """
+    def from_rows(
+        self, parts: Sequence[StoredTargets], classes: Callable[[], Sequence[str] | None], numbering: ByList
+    ) -> list[Targets]:
+        """Return the targets of each part. `classes`: returns their names, or None if labels are numbers."""
         names = classes()
         if names is None:
             numbering = ByNumber()
-            names = numbered_classes(self._config, [each.targets for each in sets], [each.name for each in sets])
-        return [each.with_facts(classes=list(names), meaning=OneClass(numbering)) for each in sets]
-
-
-def reading_of(config: Config, columns: Sequence[str] = ()) -> OneLabel:
-    """Return how the targets of these settings are read. `columns`: of targets in a CSV file."""
-    return import_named("datasets", config.task.reading)(config, columns)
+            names = numbered_classes(self._config, *map(list, zip(*parts, strict=True)))
+        return [Targets(labels, list(names), OneClass(numbering)) for labels, _ in parts]
 
 
 def is_utf8(text: str) -> bool:

@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
+from datasets.image_set import Table
 from datasets.index import Index, IndexBuilder
 from datasets.sources.tar import Member, Tar
-from datasets.targets.labels import NAME_COLUMNS, USUAL_COLUMNS, Cells, OneLabel, ParquetColumns, shortened
+from datasets.targets.labels import (
+    NAME_COLUMNS,
+    USUAL_COLUMNS,
+    Cells,
+    OneLabel,
+    ParquetColumns,
+    StoredTargets,
+    Targets,
+    shortened,
+)
 from datasets.targets.numbering import ByList
 from datasets.targets.numbers import NumberTargets
-from datasets.targets.one_class import OneClass
-from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
 
 MISSING = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")  # how programs write a number that is missing
@@ -130,13 +138,12 @@ class NumberColumns(OneLabel):
     def finish(self, builder: IndexBuilder, lists: Sequence[ListedNumbers], files: Sequence[Path]) -> dict:
         return {}
 
-    def from_lists(self, index: Index, files: Sequence[Path]) -> tuple[list[str], list[tuple[np.ndarray, OneClass]]]:
+    def from_lists(self, index: Index, files: Sequence[Path]) -> list[Targets]:
         refuse_names(self._names)
         columns = [index.column(f"{part}.number") for part in range(len(files))]
-        tables = [each.reshape(-1, len(self._names)) for each in columns]
-        return self._names, [(np.arange(len(each), dtype=np.int32), NumberTargets(each)) for each in tables]
+        return [_targets(column.reshape(-1, len(self._names)), self._names) for column in columns]
 
-    def describe(self, train: ImageSet) -> tuple[str, ...]:
+    def describe(self, train: Table) -> tuple[str, ...]:
         return tuple(train.meaning.describe(train))
 
     # --- parquet files and tars ---
@@ -185,16 +192,17 @@ class NumberColumns(OneLabel):
     def stored(self, rows: np.ndarray) -> np.ndarray:
         return rows
 
-    def with_targets(
-        self, sets: Sequence[ImageSet], classes: Callable[[], Sequence[str] | None], numbering: ByList
-    ) -> list[ImageSet]:
+    def from_rows(
+        self, parts: Sequence[StoredTargets], classes: Callable[[], Sequence[str] | None], numbering: ByList
+    ) -> list[Targets]:
         names = list(classes() if self._names == ["*"] else self._names)
         refuse_names(names)
-        rows = [np.arange(len(image_set), dtype=np.int32) for image_set in sets]
-        return [
-            image_set.with_facts(targets=of_rows, meaning=NumberTargets(image_set.targets), classes=names)
-            for image_set, of_rows in zip(sets, rows, strict=True)
-        ]
+        return [_targets(values, names) for values, _ in parts]
+
+
+def _targets(values: np.ndarray, names: list[str]) -> Targets:
+    """Return the targets of a table of numbers [N, outputs]: the number of each row."""
+    return Targets(np.arange(len(values), dtype=np.int32), names, NumberTargets(values))
 
 
 def parsed(cell: str) -> float | None:

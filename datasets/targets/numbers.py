@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from configs.schema import SCALE, Config
+from datasets.image_set import Table
 from datasets.targets.by_label import ByName
 from datasets.targets.label_sets import LabelSets
 from datasets.targets.one_class import OneClass, count_classes
-from datasets.types import ImageSet, PriorFacts, Settled
+from datasets.types import PriorFacts, Settled
 from utils.errors import DataError, ensure
 from utils.text import counted, warning
 
@@ -90,11 +92,11 @@ class NumberTargets(OneClass):
         place[: len(row)] = torch.from_numpy(row)
         place[len(row) :] = math.nan
 
-    def describe(self, images: ImageSet) -> list[str]:
+    def describe(self, images: Table) -> list[str]:
         """Describe the numbers of each column, and warn of columns that only count the rows."""
         return [_describe_column(*each) for each in zip(images.classes, self.values[images.targets].T, strict=True)]
 
-    def strata(self, image_set: ImageSet) -> ImageSet:
+    def strata(self, image_set: Table) -> Table:
         """Return the images with labels in place of numbers: of each output, the tenth with similar numbers."""
         names, strata = [], np.empty(self.values.shape, np.int32)
         by_name = sorted((name, output) for output, name in enumerate(image_set.classes))  # in any order of columns
@@ -108,7 +110,12 @@ class NumberTargets(OneClass):
             strata[:, place] = np.where(np.isnan(values), -1, len(names) + places)
             ends = [-math.inf, *starts.tolist(), math.inf]
             names += [f"{name} {low:g} to {high:g}" for low, high in zip(ends, ends[1:], strict=False)]
-        return image_set.with_facts(meaning=Strata(strata), classes=names)
+        return replace(image_set, meaning=Strata(strata), classes=names)
+
+    def settle(
+        self, config: Config, prior: PriorFacts, train: Table | None, val: Table
+    ) -> tuple[list[Settled], Table | None, Table]:
+        return standardized(config, prior, train, val)
 
 
 class RowTexts(Sequence):
@@ -173,8 +180,8 @@ MEAN, DEVIATION = SCALE
 
 
 def standardized(
-    config: Config, prior: PriorFacts, train: ImageSet | None, val: ImageSet
-) -> tuple[list[Settled], ImageSet | None, ImageSet]:
+    config: Config, prior: PriorFacts, train: Table | None, val: Table
+) -> tuple[list[Settled], Table | None, Table]:
     """Return mean and deviation, and the images with targets that have mean 0 and deviation 1 in training.
 
     A resumed run keeps them, also if images were added. The numbers that the weights predict keep those of the weights.
@@ -213,13 +220,13 @@ def standardized(
     return [Settled(name, tuple(image_set), origin) for name, image_set in pairs], train, val
 
 
-def _with_columns(images: ImageSet, count: int) -> ImageSet:
+def _with_columns(images: Table, count: int) -> Table:
     """Return images with this number of columns. Those that the data lack have no numbers."""
     lacking = count - images.meaning.values.shape[1]
     if not lacking:
         return images
     values = np.pad(images.meaning.values, ((0, 0), (0, lacking)), constant_values=np.nan)
-    return images.with_facts(meaning=NumberTargets(values))
+    return replace(images, meaning=NumberTargets(values))
 
 
 def _scale_of_weights(prior: PriorFacts) -> dict[str, tuple[float, float]]:
@@ -230,13 +237,13 @@ def _scale_of_weights(prior: PriorFacts) -> dict[str, tuple[float, float]]:
     return dict(zip(prior.outputs, pairs, strict=False))
 
 
-def _with_scale(image_set: ImageSet | None, scale: tuple[np.ndarray, np.ndarray]) -> ImageSet | None:
+def _with_scale(image_set: Table | None, scale: tuple[np.ndarray, np.ndarray]) -> Table | None:
     if image_set is None:
         return None
-    return image_set.with_facts(meaning=NumberTargets(image_set.meaning.values, scale))
+    return replace(image_set, meaning=NumberTargets(image_set.meaning.values, scale))
 
 
-def mean_and_deviation(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_deviation(config: Config, train: Table) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each column over the training images."""
     counts = count_classes(train.targets, len(train.meaning.values))
     means, deviations = [], []

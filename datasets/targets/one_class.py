@@ -6,14 +6,17 @@ and add a row to TASKS (configs/tables.py).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from configs.schema import Config
 from datasets.targets.numbering import ByList
+from datasets.types import PriorFacts, Settled
 
+Images = TypeVar("Images")  # a Table, whose class is above this file
 LISTED = ByList()
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
 
@@ -84,9 +87,15 @@ class OneClass:
         """Return the meaning and the targets after class i has become class lookup[i]."""
         return self, lookup[targets]
 
-    def strata(self, image_set: Any) -> Any:
-        """Return the ImageSet with the classes from which a split takes an equal share: by default its own."""
-        return image_set
+    def strata(self, table: Images) -> Images:
+        """Return the images with the classes from which a split takes an equal share: by default their own."""
+        return table
+
+    def settle(
+        self, config: Config, prior: PriorFacts, train: Images | None, val: Images
+    ) -> tuple[list[Settled], Images | None, Images]:
+        """Measure what the targets of a batch depend on. Return the settings that follow, and the images with it."""
+        return [], train, val
 
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
         """Return memory for the targets of a batch: int64 [B]."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config, Data
-from datasets.pixels import pixels_of
+from datasets.pixels.kinds import pixels_of
 from datasets.pixels.rules import ImageReadError
 
 T = TypeVar("T")

@@ -177,9 +177,11 @@ class Check:
             return
         with self.table.section("data set"):
             self.table.say(*self.opened.val.notes)
-        parts = (each and each.from_files() for each in (self.opened.train, self.opened.val))
+        train, val = self.opened.train, self.opened.val
+        train = None if train is None else replace(train, storage=train.storage.uncached())
+        val = replace(val, storage=val.storage.uncached())
         with self.table.section("images"):
-            for finding in check_images(self.opened.config, *parts):
+            for finding in check_images(self.opened.config, train, val):
                 self.table.add(finding)
 
     def check_output(self) -> None:

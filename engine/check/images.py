@@ -11,10 +11,11 @@ from configs.tables import import_named
 from datasets.bad_images import num_allowed
 from datasets.copies import Copies, are_equal, find_copies
 from datasets.identity import ImageContents
+from datasets.image_set import ImageSet
 from datasets.passes import read_each
 from datasets.pixels.decode import KEEP_VALUES, SHALLOW
+from datasets.pixels.rules import ImageReadError
 from datasets.split import DRAWN
-from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
 from engine.tasks import find_task

@@ -91,6 +91,6 @@ def file_of(plan: TrainPlan, candidate: Candidate) -> str:
     facts = [VERSION, RESULTS, candidate.word, stamp, settings, plan.facts, machine]
     for images in images_of(plan):
         # The facts of a plan identify the set, but they miss some changes of files, and the groups of DATA.GROUP_BY.
-        facts += [images.stamp(row) for row in range(len(images)) if images.root]
+        facts += [images.storage.stamp(images.row(number)) for number in range(len(images)) if images.root]
         facts += hashes_of(images.split_keys(), 0).tolist()
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16] + ".json"

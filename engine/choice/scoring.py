@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from datasets import ImageSet
+from datasets.image_set import ALL
 from datasets.split import DRAWN, divide
 from datasets.split.hashes import hashes_of
 from datasets.split.together import joined
-from datasets.types import ALL
 from engine.features.compute import ImageFeatures
 from engine.plan import TrainPlan
 from engine.tasks import find_task

@@ -14,7 +14,7 @@ import numpy as np
 from configs.schema import DATA, MACHINE, RECORD, SCALE
 from configs.tables import METRICS, TASKS, TaskRow
 from configs.values import SETTINGS, of_role, plain
-from datasets.pixels import kind_of_pixels
+from datasets.pixels.kinds import kind_of_pixels
 from datasets.split.together import joined
 from engine.evaluation.groups import GroupTest
 from engine.evaluation.image_test import ErrorTest, ImageTest
@@ -298,7 +298,7 @@ def identity_of(run: SavedRun) -> dict[str, str]:
 
 def without_effect(run: SavedRun) -> set[str]:
     """Return the settings that do not tell runs apart."""
-    return WITHOUT_EFFECT.union(kind_of_pixels(run.settings).measured)
+    return WITHOUT_EFFECT.union(kind_of_pixels(run.settings["DATA.PIXELS"]).measured)
 
 
 def is_idle(key: str, run: SavedRun) -> bool:

@@ -15,7 +15,7 @@ import onnx
 import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
-from datasets.types import ImageSet
+from datasets.image_set import ImageSet
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import wilson_interval
 from engine.export.files import WrongExport

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from configs.tables import METRICS
-from datasets.types import ALL
+from datasets.image_set import ALL
 from engine.evaluation.scores import format_value
 from engine.export.subject import Subject
 from engine.open_model import SavedModel

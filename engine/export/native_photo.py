@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from configs.schema import Config, Data
-from datasets.types import ImageSet
+from datasets.image_set import ImageSet
 from engine.export.photo import Photo
 from utils.errors import ConfigError
 

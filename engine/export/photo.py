@@ -17,10 +17,12 @@ from torch.export import Dim
 from configs.schema import Config, Data
 from configs.tables import import_named
 from datasets import Normalize
-from datasets.pixels import pillow_resizes_height_first, pixels_of
+from datasets.image_set import ImageSet
+from datasets.pixels import pillow_resizes_height_first
 from datasets.pixels.decode import open_image, to_array
+from datasets.pixels.kinds import pixels_of
+from datasets.pixels.rules import ImageReadError
 from datasets.transforms.crop import EvalTransform
-from datasets.types import ImageReadError, ImageSet
 from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
 from engine.confidence.stored import watch
 from engine.confidence.unknown import ROUNDING, find_answered

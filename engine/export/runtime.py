@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
+from datasets.image_set import ImageSet
 from datasets.order import Piece
 from datasets.passes import read_each
-from datasets.sources.images import FileImages
-from datasets.types import Batch, ImageReadError
+from datasets.pixels.rules import ImageReadError
+from datasets.types import Batch
 from engine.open_model import config_of
 from engine.predict.classifier import Classifier
 from engine.predict.predictor import Predictor
@@ -112,7 +113,7 @@ class PhotoPredictor(Predictor):
         known = self.model.known
         return outputs, torch.from_numpy(np.atleast_1d(known[0])) if known else None
 
-    def batches(self, config: Config, images: FileImages) -> Iterator[Batch]:
+    def batches(self, config: Config, images: ImageSet) -> Iterator[Batch]:
         own, nothing = range(self.process.rank, len(images), self.process.world_size), torch.zeros(0)
         for index, pixels in read_each(own, images.read, "", READ_AHEAD, ahead=1):
             if isinstance(pixels, ImageReadError):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from configs.schema import Config
-from datasets.pixels import Pixels, pixels_of
+from datasets.pixels import Pixels
+from datasets.pixels.kinds import pixels_of
 from engine.export.files import WrongExport
 from engine.open_model import SavedModel
 from models.units import InUnits, Scale

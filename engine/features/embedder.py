@@ -15,10 +15,11 @@ from datasets import BadImages, ImageSet
 from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
-from datasets.pixels import Pixels, pixels_of
+from datasets.pixels import Pixels
+from datasets.pixels.kinds import pixels_of
+from datasets.pixels.rules import ImageReadError
 from datasets.sources.folder import images_among, images_for_any_model
-from datasets.sources.images import FileImages, unlabelled_files
-from datasets.types import ImageReadError
+from datasets.sources.images import unlabelled_files
 from engine.confidence.stored import watch
 from engine.infer import PlacingInference
 from engine.predict.classifier import Classifier
@@ -49,7 +50,7 @@ class Photos(Sequence):
         """Return the photos that a model with these pixels takes."""
         return Photos(self.folder, images_among(self.paths, pixels, report))
 
-    def images(self, pixels: Pixels) -> FileImages:
+    def images(self, pixels: Pixels) -> ImageSet:
         """Return the photos as an image set without classes."""
         return unlabelled_files(self.paths, pixels, self.folder)
 

@@ -17,7 +17,7 @@ from datasets.changes import describe_changed_images
 from datasets.copies import are_equal, find_copies
 from datasets.fingerprint import data_facts
 from datasets.identity import ImageContents
-from datasets.sources import folder_of_data
+from datasets.sources.layout import folder_of_data
 from datasets.split import DRAWN
 from datasets.types import NO_PRIOR_FACTS
 from engine.features.embedder import Embedder

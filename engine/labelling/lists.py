@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.schema import Config
 from configs.values import flatten, to_text
-from datasets.pixels import pixels_of
+from datasets.pixels.kinds import pixels_of
 from datasets.sources.csv_list import USUAL, Columns, find_columns, read_cells
 from datasets.sources.images import is_within, on_disk
 from engine.labelling.data import PARTS, DataSet

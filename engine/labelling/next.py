@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from datasets.identity import ImageContents
-from datasets.sources.images import FileImages
-from datasets.types import ImageSet
+from datasets.image_set import ImageSet
 from engine.features.embedder import Photos, Table, normalized, thumbnail
 from engine.labelling.data import DataSet
 from engine.labelling.review import draw_sheets, refuse_other_sheets
@@ -53,7 +52,7 @@ def write_left_out(folder: Path, twins: Sequence[tuple[str, str, str]]) -> None:
         write_table(folder / LEFT_OUT, LEFT_OUT_COLUMNS, twins, encoding="utf-8-sig")
 
 
-def write_next(folder: Path, cells: Sequence[list], numbers: Sequence[int], images: FileImages) -> list[Path]:
+def write_next(folder: Path, cells: Sequence[list], numbers: Sequence[int], images: ImageSet) -> list[Path]:
     """Write the table with these cells, and sheets with these images. Return the paths of the sheets."""
 
     def tiles(part: slice) -> list[Tile]:
@@ -70,7 +69,7 @@ def write_next(folder: Path, cells: Sequence[list], numbers: Sequence[int], imag
 
 
 def find_new(
-    images: FileImages, indices: np.ndarray, photos: Photos, data: DataSet | None
+    images: ImageSet, indices: np.ndarray, photos: Photos, data: DataSet | None
 ) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
     """Return whether each photo is new, bool [n], and for each other photo its path, its twin, and why it is left out.
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from configs.schema import Config
 from datasets.known_classes import read_classes
-from datasets.pixels import pixels_of
+from datasets.pixels.kinds import pixels_of
 from engine.open_model import NEEDED, open_model, outputs_in, without_float8
 from engine.settings import load_settings
 from engine.settings_of_weights import override, refuse_other_pixels

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets import BadImages, build_eval_data
-from datasets.pixels import pixels_of
-from datasets.sources.images import FileImages, unlabelled_files
+from datasets.image_set import ImageSet
+from datasets.pixels.kinds import pixels_of
+from datasets.sources.images import unlabelled_files
 from datasets.types import Batch
 from engine.infer import PlacingInference
 from engine.predict.classifier import Classifier
@@ -117,7 +118,7 @@ class Predictor:
         """Return images of a batch as uint8 [H, W, 1 or 3]."""
         return self.pixels.pictures(images)
 
-    def batches(self, config: Config, images: FileImages) -> Iterable[Batch]:
+    def batches(self, config: Config, images: ImageSet) -> Iterable[Batch]:
         """Return the batches of this process. Each process has the same number of them."""
         return build_eval_data(config, images, self.process)
 

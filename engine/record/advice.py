@@ -78,5 +78,5 @@ class TrainedOnAdvice(Callback):
             return
         for line in self._overlap.compare():
             self._say(line)
-        self._describe(validation_images_in_training=self._overlap.val.num_in_training)
+        self._describe(validation_images_in_training=self._overlap.val.watch.num_in_training)
         self._is_due = False

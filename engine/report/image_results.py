@@ -55,7 +55,7 @@ class ResultFiles:
             for name, header, rows in results.tables(self._image_set):
                 write_table(self._folder / name, header, rows)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
-            facts |= {"num_in_training": self._image_set.num_in_training}
+            facts |= {"num_in_training": self._image_set.watch.num_in_training}
             facts |= {CALIBRATION: calibration} if calibration else {}
             facts |= results.figures(self._image_set)
             write_text(record, to_json(facts))
@@ -85,7 +85,7 @@ class ResultFiles:
         """Return whether the folder has this evaluation's results, including pictures and class rates if requested."""
         expected = record_of(best) | ({"pictures": True} if with_pictures else {})
         expected |= {CALIBRATION: calibration} if calibration else {}
-        expected |= {"num_in_training": self._image_set.num_in_training}
+        expected |= {"num_in_training": self._image_set.watch.num_in_training}
         record = read_object(self._folder / RECORD)
         has_rates = not with_rates or any(key in record for key in RATES)
         return has_rates and all(record.get(key) == value for key, value in expected.items())

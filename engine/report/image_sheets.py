@@ -12,9 +12,9 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets import Batch, ImageSet, Mixed, Normalize, build_preparation
-from datasets.pixels import pixels_of
+from datasets.pixels.kinds import pixels_of
+from datasets.pixels.rules import ImageReadError
 from datasets.transforms.crop import EvalTransform
-from datasets.types import ImageReadError
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
 from engine.tasks import find_task
 from engine.tasks.class_tables import ClassResults, Names

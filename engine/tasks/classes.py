@@ -64,7 +64,7 @@ class ClassTask(Task):
         return calibrate(scores, self.likelihood)
 
     def describe_scored(self, eval_set: ImageSet) -> str:
-        number, total = eval_set.num_classes_with_images(), counted(len(eval_set.classes), "class")
+        number, total = int(eval_set.count_classes().astype(bool).sum()), counted(len(eval_set.classes), "class")
         return total if number == len(eval_set.classes) else f"{number} of {total}"
 
     def probabilities(self, logits: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -39,8 +38,10 @@ from scipy.stats import binomtest
 from torch.nn import functional
 
 from configs.schema import Config
+from datasets.image_set import Table
+from datasets.index import Texts
+from datasets.sources.images import FileStorage
 from datasets.split import split
-from datasets.types import ImageSet
 from engine.evaluation.groups import accuracy_interval, degrees_of, groups_of, standard_error
 from engine.evaluation.scores import wilson_interval
 from engine.evaluation.student import student
@@ -213,28 +214,25 @@ def draw_families(pool: Pool, number: int) -> Draw:
     return Draw(pool, number, np.flatnonzero(is_learned), np.zeros(0, np.int64), np.flatnonzero(~is_learned))
 
 
-class DrawnImages(ImageSet):
-    """The learned images of a draw, then their copies, for the program's split, which needs only names and groups."""
+def images_of(drawn: Draw, is_grouped: bool) -> Table:
+    """Return the learned images of a draw, then their copies, for the program's split, which needs names and groups.
 
-    def __init__(self, drawn: Draw, is_grouped: bool):
-        """`is_grouped`: whether the set knows its copies, and its families."""
-        pool, rows = drawn.pool, np.concatenate([drawn.learned, drawn.copied])
-        super().__init__(pool.targets[rows], pool.classes)
-        self.split = {"training": pool.folder.name}
-        paths = [pool.paths[row] for row in drawn.learned] + [again(pool.paths[row]) for row in drawn.copied]
-        self._names = [renamed(path, drawn.number) for path in paths]
-        if is_grouped and len(drawn.copied):
-            self.copies = rows
-        if is_grouped and pool.families is not None:
-            self.has_groups, self._groups = True, pool.families[rows]
-
-    def name(self, index: int) -> str:
-        return self._names[self.row(index)]
-
-    def split_keys(self) -> Iterable[list[bytes]]:
-        if not self.has_groups:
-            return self.all_keys()
-        return [[self._groups[self.row(index)].encode() for index in range(len(self))]]
+    `is_grouped`: whether the images know their copies, and their families.
+    """
+    pool, rows = drawn.pool, np.concatenate([drawn.learned, drawn.copied])
+    paths = [pool.paths[row] for row in drawn.learned] + [again(pool.paths[row]) for row in drawn.copied]
+    names = [renamed(path, drawn.number) for path in paths]
+    groups = None
+    if is_grouped and pool.families is not None:
+        groups = Texts.of([family.encode() for family in pool.families[rows].tolist()])
+    return Table(
+        FileStorage(Path(), names),
+        pool.targets[rows],
+        pool.classes,
+        split={"training": pool.folder.name},
+        groups=groups,
+        copies=rows if is_grouped and len(drawn.copied) else None,
+    )
 
 
 # --- linear classifiers of stored features ---
@@ -250,7 +248,7 @@ def measure(drawn: Draw, features: Features, figures: Figures) -> None:
         name += ", by family"
     for is_grouped in (True, False) if has_groups or len(drawn.copied) else (True,):
         row = name if is_grouped else f"{name}: not looked for"
-        heads = Heads(drawn, features, DrawnImages(drawn, is_grouped))
+        heads = Heads(drawn, features, images_of(drawn, is_grouped))
         for column, figure in (("held out", heads.held_out), ("folds", heads.folds)):
             figures[row, column].append(figure)
             if is_grouped and not has_groups:
@@ -260,13 +258,13 @@ def measure(drawn: Draw, features: Features, figures: Figures) -> None:
 class Heads:
     """The linear classifiers of a draw."""
 
-    def __init__(self, drawn: Draw, features: Features, images: DrawnImages):
+    def __init__(self, drawn: Draw, features: Features, images: Table):
         self._drawn, self._images = drawn, images
         self._of_judge = features.of_images[drawn.judging]
         self._features = np.concatenate([features.of_images[drawn.learned], features.of_copies[drawn.copied]])
         has_families = drawn.pool.families is not None
         fraction = FRACTION_OF_FONTS if has_families else FRACTION
-        group_by = "family" if images.has_groups else Config().DATA.GROUP_BY
+        group_by = "family" if images.groups is not None else Config().DATA.GROUP_BY
         self._config = Config().changed("DATA", VAL_FRACTION=fraction, GROUP_BY=group_by)
 
     @cached_property
@@ -295,7 +293,7 @@ class Heads:
         return own == targets[asked], other == self._drawn.pool.targets[self._drawn.judging]
 
 
-def interval_of(are_right: np.ndarray, images: ImageSet) -> tuple[float, float, float] | None:
+def interval_of(are_right: np.ndarray, images: Table) -> tuple[float, float, float] | None:
     """Return an accuracy with its interval, as a run prints them, or None if there are too few groups."""
     percent, groups = 100 * float(are_right.mean()), groups_of(images)
     if groups is None:

@@ -112,14 +112,20 @@ def count(write: Callable[[Path], list[str]], root: Path) -> Counter:
     """Open the images that `write` writes, and read the first training batch, under a Counter."""
     import torch
 
-    from configs.load import load
     from datasets import build_train_data, open_data
+    from engine.settings import load_settings
     from utils.distributed import Process
 
     with tempfile.TemporaryDirectory() as folder:
-        options = [f"DATA.DATA_PATH={folder}", *write(Path(folder)), "DATA.IMAGE_SIZE=16", "DATA.NUM_WORKERS=0"]
-        options += [f"DATA.BATCH_SIZE=1", "DATA.WORKERS=processes", "MODEL.PATCH_SIZE=4", "DEVICE=cpu"]
-        config, process = load(["-opts", *options], needs_file=False).config, Process(torch.device("cpu"))
+        options = [f"DATA.DATA_PATH={folder}", *write(Path(folder)), "DATA.IMAGE_SIZE=16", "DATA.IMAGE_CHANNELS=3"]
+        options += [
+            "DATA.BATCH_SIZE=1",
+            "DATA.WORKERS=processes",
+            "MODEL.PATCH_SIZE=4",
+            "DEVICE=cpu",
+            "DATA.NUM_WORKERS=0",
+        ]
+        config, process = load_settings(["-cfg", "vit_digits", "-opts", *options]).config, Process(torch.device("cpu"))
 
         def to_first_batch() -> None:
             opened = open_data(config, process=process, say=lambda line: None)
@@ -159,7 +165,8 @@ from pathlib import Path
 tree, file, *words = sys.argv[1:]
 sys.path[0] = tree
 module = runpy.run_path(file, run_name="count_files")
-module["print_counts"]([word for word in words if word != "-where"] or list(module["KINDS"]), "-where" in words, Path(tree))
+kinds = [word for word in words if word != "-where"]
+module["print_counts"](kinds or list(module["KINDS"]), "-where" in words, Path(tree))
 """
 
 

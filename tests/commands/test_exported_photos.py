@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets.sources.arrays import ArrayImages
-from datasets.types import ImageReadError
+from datasets.pixels.rules import ImageReadError
+from datasets.sources.arrays import ArrayStorage
 from engine.confidence.known import to_plain
 from engine.confidence.stored import from_plain
 from engine.export.formats import FORMATS
@@ -272,7 +272,7 @@ def test_export_without_a_readable_validation_image_is_refused(export_changed, t
     def fail(*given) -> None:
         raise ImageReadError("no picture")
 
-    monkeypatch.setattr(ArrayImages, "read", fail)
+    monkeypatch.setattr(ArrayStorage, "read", fail)
     export_changed(lambda photo, *results: results).refused("-photo", NUM_VAL, "-data_path")
     assert not any(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ import pytest
 
 from datasets.order import shuffled
 from datasets.sources import shards
-from datasets.sources.images import FileImages
+from datasets.sources.images import FileStorage
 from scripts import make_shards
 from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, load, shades
@@ -83,7 +83,7 @@ def test_in_memory_images_become_png_shards_that_can_be_resharded(tmp_path):
 
 
 def test_unreadable_image_is_named_by_make_shards(tmp_path, photos, monkeypatch):
-    monkeypatch.setattr(FileImages, "open_file", Mock(side_effect=PermissionError(13, "Permission denied")))
+    monkeypatch.setattr(FileStorage, "open_file", Mock(side_effect=PermissionError(13, "Permission denied")))
     with refused(DataError, photos / "train"):
         call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from datasets.pixels.native.statistics import measure_pixels
+from datasets.pixels.native.pixels import measure_pixels
 from datasets.sources.tar import Tar
 from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, settings

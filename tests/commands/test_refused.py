@@ -12,13 +12,12 @@ import torch
 from configs.load import load
 from datasets import build_order
 from datasets.pixels import Pixels
-from datasets.sources.images import FileImages
-from datasets.types import ImageReadError, ImageSet
+from datasets.pixels.rules import ImageReadError
 from engine.checkpoint.find import find_before, find_newest
 from models.weights.files import find_file
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
-from tests.support.image_sets import error_of, samples, settings, write_tar
+from tests.support.image_sets import error_of, files_with, samples, settings, targets_only, write_tar
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, UserError
@@ -27,9 +26,9 @@ from utils.program import exit_code
 
 def test_repeated_augmentation_above_the_batch_size_is_refused(tmp_path):
     config = small_config(tmp_path, "TRAIN.REPEATED_AUG=9", "DATA.BATCH_SIZE=4", "TRAIN.ACCUM_ITER=2")
-    build_order(config, ImageSet(np.zeros(99), ["a"]), world_size=2)
+    build_order(config, targets_only(np.zeros(99), ["a"]), world_size=2)
     with refused(ConfigError, "TRAIN.REPEATED_AUG", 9, 8):
-        build_order(config, ImageSet(np.zeros(99), ["a"]), world_size=1)
+        build_order(config, targets_only(np.zeros(99), ["a"]), world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_file_instead_of_a_folder_as_data_path_is_refused(tmp_path, data_set):
 def test_special_file_is_not_read_as_an_image(tmp_path, kind, reason):
     KINDS[kind](tmp_path / "0.png")
     with refused(ImageReadError, reason):
-        FileImages(tmp_path, ["0.png"], [0], ["a"], Pixels(3)).read(0)
+        files_with(tmp_path, ["0.png"], [0], ["a"], Pixels(3)).read(0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

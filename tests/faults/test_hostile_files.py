@@ -24,9 +24,8 @@ from configs.yaml_files import read_layers
 from datasets import class_weights
 from datasets.pixels import Pixels
 from datasets.pixels.decode import FORMATS, decode
-from datasets.sources.images import FileImages
+from datasets.pixels.rules import ImageReadError
 from datasets.sources.tar import Tar
-from datasets.types import ImageReadError
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import progress_in, remove_unused_parts
 from engine.open_model import config_of
@@ -39,8 +38,8 @@ from models.weights.files import chosen_weights, read_record, read_weights
 from models.weights.torch_files import named_shards, to_safetensors
 from scripts.predict import find_images
 from tests.support.cases import cases_of, content_of, names_of
+from tests.support.image_sets import files_with, make_folders, noise, samples, write_tar
 from tests.support.image_sets import load as load_images
-from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import assert_names
@@ -357,7 +356,7 @@ def odd(kind: str) -> Callable:
 
 
 def image(path: Path) -> np.ndarray:
-    return FileImages(path.parent, [path.name], [0], ["a"], Pixels(3)).read(0)
+    return files_with(path.parent, [path.name], [0], ["a"], Pixels(3)).read(0)
 
 
 def of_set(data_set: str, **data) -> Callable:

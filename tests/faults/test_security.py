@@ -17,7 +17,7 @@ from PIL import Image
 from configs.load import load
 from datasets.pixels import Pixels
 from datasets.pixels.decode import decode
-from datasets.types import ImageReadError
+from datasets.pixels.rules import ImageReadError
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.image_sets import make_folders
 from tests.support.modules import imported, parsed

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from configs.tables import SOURCES
 from tests.support.modules import ROOT, bound_names, imported, imported_at_the_top
 
 # The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
@@ -64,7 +63,8 @@ def test_rare_features_are_imported_only_where_they_are_used():
 
 def test_only_open_data_reads_sources():
     """Other packages get images that are divided, numbered and measured. They import single helpers of the sources."""
-    readers = {row.where.rpartition(".")[2] for row in SOURCES.values()} | {"find_source", "read_class_folders"}
+    functions = re.findall(r"import (read_\w+)$", (ROOT / "datasets/sources/read.py").read_text(), re.M)
+    readers = {*functions, "read_source", "read_class_folders"}
     modules = {module_of(path) for path in (ROOT / "datasets" / "sources").rglob("*.py")}
     for path in (path for room in TOWER if room != "datasets" for path in (ROOT / room).rglob("*.py")):
         found = {name for name in bound_names(path) if name in modules or name.rpartition(".")[2] in readers}
@@ -122,11 +122,12 @@ PACKAGES = {
         "vit timm_models __init__"
     ).split(),
     "datasets": (
-        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes pixels.decode "
-        "pixels.card transforms.operations transforms.augment pixels.survey pixels types sources.tar targets.labels "
-        "targets.label_sets targets.numbers targets.number_tables balance changes fingerprint classes split "
-        "known_classes bad_images pixels.native transforms sources sources.torchvision_sets loading.replacements "
-        "loading pixels.native.statistics identity copies copy_search overlap cache opening build __init__"
+        "order types targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes "
+        "pixels.decode pixels.card transforms.operations transforms.augment pixels.survey pixels pixels.native "
+        "pixels.kinds image_set sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables "
+        "targets.of_task balance changes fingerprint classes split known_classes bad_images transforms sources "
+        "sources.torchvision_sets sources.read loading.replacements loading identity copies copy_search overlap cache "
+        "opening build __init__"
     ).split(),
     "engine": (
         "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks "

@@ -24,7 +24,7 @@ from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS, conv
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
 from datasets.sources.remote import ServerFolder
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
-from datasets.targets.labels import reading_of
+from datasets.targets.of_task import reading_of
 from engine.settings import chooses
 from engine.tasks import class_tables
 from scripts import sweep

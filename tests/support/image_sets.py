@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,15 @@ import pytest
 from PIL import Image
 
 from configs.schema import Config
+from datasets.image_set import ImageSet
+from datasets.pixels import Pixels
+from datasets.sources.arrays import ArrayStorage
+from datasets.sources.images import FileStorage
 from tests.support.configs import replaced
 from tests.support.opened import open_sets
 from utils.errors import DataError
+
+RGB = Pixels(3)
 
 
 def settings(dataset: str, path: Path | str = "", evaluate: bool = False, num_classes: int | None = None, **data):
@@ -27,6 +34,28 @@ def error_of(*arguments, **options) -> str:
     with pytest.raises(DataError) as caught:
         load(*arguments, **options)
     return str(caught.value)
+
+
+def files_with(
+    root: Path | str,
+    paths: Sequence[str],
+    targets: Sequence[int] | np.ndarray,
+    classes: list[str],
+    pixels: Pixels = RGB,
+    **facts: object,
+) -> ImageSet:
+    """Return images in files, which need not exist."""
+    return ImageSet(FileStorage(Path(root), paths), np.asarray(targets), classes, pixels=pixels, **facts)
+
+
+def targets_only(targets: Sequence[int] | np.ndarray, classes: list[str], **facts: object) -> ImageSet:
+    """Return images without files."""
+    return files_with("/", [f"{number}.png" for number in range(len(targets))], targets, classes, **facts)
+
+
+def arrays_with(images: np.ndarray, targets: np.ndarray, classes: list[str], pixels: Pixels, title: str) -> ImageSet:
+    """Return images in memory."""
+    return ImageSet(ArrayStorage(images, title), targets, classes, pixels=pixels)
 
 
 def draw(path: Path, shade: int = 0, size: tuple[int, int] = (6, 5)) -> None:

@@ -7,15 +7,16 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Config
-from datasets import ImageSet, build_train_data
+from datasets import build_train_data
 from datasets.order import Order
 from tests.support.configs import CPU, replaced
+from tests.support.image_sets import targets_only
 from tests.support.opened import open_sets
 from utils.distributed import Process
 
 
 def order(num_images=100, batch_size=8, world_size=1, num_accumulated=1, drop_last=True, seed=0) -> Order:
-    epoch_order = ImageSet(np.zeros(num_images), ["one"]).epoch_order
+    epoch_order = targets_only(np.zeros(num_images), ["one"]).epoch_order
     return Order(num_images, batch_size, world_size, num_accumulated, drop_last, seed, epoch_order)
 
 

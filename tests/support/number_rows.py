@@ -8,13 +8,11 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import ImageSet, PriorFacts
-from datasets.pixels import Pixels
 from datasets.sources.arrays import BRIGHTEST, DIGITS
-from datasets.sources.images import FileImages
 from datasets.targets.numbers import NumberTargets, standardized
 from datasets.types import NO_PRIOR_FACTS
 from tests.support.configs import replaced
-from tests.support.image_sets import draw, settings
+from tests.support.image_sets import draw, files_with, settings
 
 COLUMNS = ("digit", "ink")
 NUM_DRAWN = 10  # a list looks up only its first files
@@ -54,13 +52,12 @@ def number_settings(file: Path | str = "", evaluate: bool = False, **data) -> Co
     return replaced(config, TRAIN={"OBJECTIVE": "numbers", "LOSS": "smooth_l1", "BEST_METRIC": "mae"})
 
 
-def images_with(values: np.ndarray) -> FileImages:
+def images_with(values: np.ndarray) -> ImageSet:
     """Return images 0.png, 1.png and so on, whose files do not exist, with these numbers [N] or [N, outputs]."""
     values = values.reshape(len(values), -1)
     names = [f"number {output}" for output in range(values.shape[1])]
     files = [f"{number}.png" for number in range(len(values))]
-    images = FileImages(Path("/"), files, np.arange(len(values)), names, Pixels(3))
-    return images.with_facts(meaning=NumberTargets(values))
+    return files_with("/", files, np.arange(len(values)), names, meaning=NumberTargets(values))
 
 
 def standardize(

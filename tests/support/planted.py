@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 
@@ -35,7 +36,7 @@ import engine.session
 import engine.settings
 from datasets.loading.readers import Reader, TrainReader
 from datasets.sources import arrays
-from datasets.sources.images import FileImages
+from datasets.sources.images import FileStorage
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation import all_scores
@@ -282,12 +283,12 @@ def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
 def signal_at_image(nth: int, number: int) -> None:
     """Send this signal to the program before it reads an image for the nth time."""
     program = os.getpid()  # a loader process may read the image
-    before_nth(FileImages, "read", nth, lambda: os.kill(program, number))
+    before_nth(FileStorage, "read", nth, lambda: os.kill(program, number))
 
 
 def fill_disk_at_image(nth: int, path: str) -> None:
     """Fill the disk before the program reads an image for the nth time."""
-    before_nth(FileImages, "read", nth, lambda: fill(path))
+    before_nth(FileStorage, "read", nth, lambda: fill(path))
 
 
 def signal_at_ranking(number: int) -> None:
@@ -569,9 +570,9 @@ def mislabel(*numbers: int) -> None:
 
     def mislabelled(*arguments, **options):
         data = opened(*arguments, **options)
-        data.val.targets = data.val.targets.copy()
-        data.val.targets[list(numbers)] = (data.val.targets[list(numbers)] + 1) % len(data.val.classes)
-        return data
+        targets = data.val.targets.copy()
+        targets[list(numbers)] = (targets[list(numbers)] + 1) % len(data.val.classes)
+        return data._replace(val=replace(data.val, targets=targets))
 
     change(engine.build, "open_data", mislabelled)
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from datasets import SavedData
 from datasets.sources.arrays import DIGITS
-from datasets.sources.images import FileImages
+from datasets.sources.images import FileStorage
 from engine.labelling.data import cell_of
 from engine.record.saved_files import read_table, write_table
 from tests.commands.labelling.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
@@ -111,7 +111,7 @@ def test_labels_script_reads_runs_of_every_source(here, kind):
     train, val = parts = open_sets(settings_of(here / "run", path, dataset=dataset))
     names = [part.table_name(index) for part in parts for index in range(len(part))]
     assert len(set(names)) == len(names)
-    assert all((path / name).is_file() for name in names if isinstance(val, FileImages))
+    assert all((path / name).is_file() for name in names if isinstance(val.storage, FileStorage))
     ended = typed(SCRIPT, "run", "-no_copies").done()
     assert f"predictions for {len(val)} of {len(train) + len(val):,} images" in ended.stdout
 

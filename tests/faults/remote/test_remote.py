@@ -162,9 +162,9 @@ def test_tar_is_downloaded_again_only_after_a_change(root, caches):
         train, _ = remote(server.url, caches)
         assert shades(train) == [*range(10), *range(100, 110), *range(20, 30)]
         assert len([path for path in server.paths[bodies:] if path == "/train-000001.tar"]) == 2  # its size, its bytes
-        path = train.folder.cache.path(tar := train.table.tar(0))
+        path = train.storage.folder.cache.path(tar := train.storage.table.tar(0))
         os.truncate(path, 100)
-        assert train.folder.open(tar).size == tar.size == path.stat().st_size, "a crash of the machine may truncate it"
+        assert train.storage.folder.open(tar).size == tar.size == path.stat().st_size, "after a crash"
 
 
 def test_tar_contradicting_its_index_is_refused_until_fixed(root, caches):
@@ -191,7 +191,7 @@ def test_tar_cache_stays_within_limit_and_drops_the_least_recently_used(tmp_path
             assert len(held(caches)) <= 4
         opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
         assert not [each for each in opened if caches in each and each.endswith(".tar (deleted)")]
-        cache, tars = train.folder.cache, [train.table.tar(number) for number in range(3)]
+        cache, tars = train.storage.folder.cache, [train.storage.table.tar(number) for number in range(3)]
         cache.limit = 3 * size
         for tar in tars:
             cache.pull(tar)
@@ -210,11 +210,11 @@ def test_next_tars_are_prefetched_unless_other_processes_download_them(tmp_path,
     size = (tmp_path / "set" / "train-0.tar").stat().st_size
     with HttpFolder(tmp_path / "set") as server:
         train, _ = remote(server.url, caches, REMOTE_CACHE_GB=6.5 * size / 1e9, SHUFFLE_BUFFER=3)
-        (groups, _), cache = tars_in_turn(train, 0, 0), train.folder.cache
+        (groups, _), cache = tars_in_turn(train, 0, 0), train.storage.folder.cache
         order = [f"train-{group}.tar" for group in groups]
         for path in cache.files():
             path.unlink()
-        first = cache.path(train.table.tar(groups[0]))
+        first = cache.path(train.storage.table.tar(groups[0]))
         with locked(first.with_name(f".{first.name}.part")):
             train.will_read(0, 0, 0)
             wait_until(lambda: held(caches) >= {*order[1 : NUM_PULLERS + 1]})

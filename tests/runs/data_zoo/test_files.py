@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from datasets.pixels import Pixels, decode, pixels_of
-from datasets.sources.torchvision_sets import TorchvisionImages
-from datasets.types import ImageReadError
+from datasets.pixels import Pixels, decode
+from datasets.pixels.kinds import pixels_of
+from datasets.pixels.rules import ImageReadError
+from datasets.sources.torchvision_sets import TorchvisionStorage
 from scripts import make_shards
 from tests.runs.data_zoo.files import (
     GREY,
@@ -225,8 +226,7 @@ def test_missing_pillow_heif_is_reported_if_data_has_heif_photos(tmp_path, monke
 def test_exif_orientation_also_applies_to_torchvision_images():
     lying = Image.open(io.BytesIO(photo("PNG", 6)))
     for applies, shape in ((True, PICTURE.shape), (False, (24, 16, 3))):
-        images = TorchvisionImages([(lying, 0)], np.zeros(1, int), ["one"], Pixels(3, applies), "x")
-        assert images.read(0).shape == shape
+        assert TorchvisionStorage([(lying, 0)], "x").read(0, Pixels(3, applies)).shape == shape
 
 
 @pytest.fixture

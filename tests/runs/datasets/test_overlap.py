@@ -112,12 +112,12 @@ def test_images_with_equal_fingerprints_are_compared_by_pixel(tmp_path, monkeypa
     overlap = Overlap(train_set, val_set, Process(CPU))
     for each in (train_set, val_set):
         for index in range(len(each)):
-            each.fingerprints.add(index, each.read(index))
-        assert len(set(each.fingerprints.values.tolist())) == 1
+            each.watch.note(index, each.read(index))
+        assert len(set(each.watch.note.__self__.values.tolist())) == 1
     (line,) = overlap.compare()
     # In "train" only the first image is blank; the others have the pixel. Both validation images equal train/dog.
     assert_names(line, "2 of 2", tmp_path / "train/dog/00.JPEG", "1 of these 2")
-    assert train_set.fingerprints is val_set.fingerprints is None, "later epochs record no fingerprints"
+    assert train_set.watch.note is val_set.watch.note is None, "later epochs record no fingerprints"
 
 
 NUMBER = "validation_images_in_training"

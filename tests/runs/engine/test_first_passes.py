@@ -218,6 +218,6 @@ def test_three_processes_resume_after_kill_to_equal_bits(tmp_path):
 
 def test_invented_native_images_have_the_type_and_scale_of_real_ones(tmp_path):
     config = small_config(tmp_path, "DATA.DATASET=imagefolder", "DATA.PIXELS=native", "DATA.RANGE=[0,4095]")
-    (batch,) = invent_images(config).makes_batches(config, 4, 0, CPU)([Piece(0, np.arange(4), 4)])
+    (batch,) = invent_images(config).batches(config, 4, 0, CPU)([Piece(0, np.arange(4), 4)])
     assert batch.images.dtype == torch.float32 and 0 <= batch.images.min() and 0.9 < batch.images.max() <= 1
     assert Normalize(config.DATA)(batch.images).abs().max() < 10

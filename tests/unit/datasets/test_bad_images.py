@@ -6,12 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from datasets import BadImages, ImageSet
+from datasets import BadImages
 from datasets.bad_images import num_allowed
-from datasets.sources import images
-from datasets.sources.images import FileImages
+from datasets.image_set import ImageSet, Storage
+from datasets.pixels import Pixels
+from datasets.pixels.rules import ImageReadError
+from datasets.sources.images import FileStorage
 from datasets.sources.tar import Tar
-from datasets.types import ImageReadError
 from tests.support.configs import CPU
 from tests.support.image_sets import load, make_folders, make_set
 from tests.support.refusals import refused
@@ -21,19 +22,18 @@ from utils.errors import DataError
 ALONE = Process(CPU)
 
 
-class Numbered(ImageSet):
+class Numbered(Storage):
     """Images, some of them unreadable. It counts the attempts to read."""
 
-    def __init__(self, count: int, bad: set[int]):
-        super().__init__(np.zeros(count), ["one"])
+    def __init__(self, bad: set[int]):
         self.bad, self.attempts = bad, Counter()
 
-    def name(self, index: int) -> str:
-        return f"image {index}"
+    def name(self, row: int) -> str:
+        return f"image {row}"
 
-    def read(self, index: int) -> np.ndarray:
-        self.attempts[index] += 1
-        if index in self.bad:
+    def read(self, row: int, pixels: Pixels) -> np.ndarray:
+        self.attempts[row] += 1
+        if row in self.bad:
             raise ImageReadError("it is bad")
         return np.zeros((1, 1, 3), np.uint8)
 
@@ -49,14 +49,15 @@ def test_bad_image_limit_allows_a_few_images_but_never_every_image():
     + [(5000, 0.13, 0.1, False), (5000, 0.3, 0.1, True)],  # a sample may exceed the share by chance, but not twofold
 )
 def test_bad_image_check_reads_at_most_128_images(count, share, allowed, ends):
-    image_set = Numbered(count, set(np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()))
+    numbered = Numbered(set(np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()))
+    image_set = ImageSet(numbered, np.zeros(count), ["one"])
     bad_images = BadImages(image_set, allowed, lambda line: None)
     if ends:
         with refused(DataError, "DATA.MAX_BAD_FRACTION", f"of {min(count, 128)} images"):
             bad_images.check_sample(ALONE)
     else:
         bad_images.check_sample(ALONE)
-    assert len(image_set.attempts) == min(count, 128)
+    assert len(numbered.attempts) == min(count, 128)
 
 
 def failing(method, number: int, times: int):
@@ -77,8 +78,8 @@ def test_only_transient_read_errors_are_retried(tmp_path, monkeypatch, dataset):
     make_set(tmp_path / "shards")
     make_folders(tmp_path / "imagefolder", {"ant": 10, "bee": 10})
     train, _ = load(dataset, tmp_path / dataset)
-    monkeypatch.setattr(images, "RETRY_AFTER", (0.0, 0.0))
-    cls, name = (Tar, "read") if dataset == "shards" else (FileImages, "open_file")
+    monkeypatch.setattr("datasets.sources.images.RETRY_AFTER", (0.0, 0.0))
+    cls, name = (Tar, "read") if dataset == "shards" else (FileStorage, "open_file")
     works, transient = getattr(cls, name), (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
     for number, times, attempts in (
         *((each, 2, 3) for each in transient),

@@ -7,6 +7,7 @@ from datasets import ImageSet, build_order, class_weights
 from datasets.balance import describe_balance
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
+from tests.support.image_sets import targets_only
 from tests.support.loading import settings
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
@@ -16,7 +17,7 @@ COUNTS = [900, 60, 36, 4]  # images per class
 
 def uneven(counts: list[int] = COUNTS) -> ImageSet:
     targets = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
-    return ImageSet(targets, [f"class {number}" for number in range(len(counts))])
+    return targets_only(targets, [f"class {number}" for number in range(len(counts))])
 
 
 def balanced(**data):
@@ -95,5 +96,5 @@ def test_mismatched_class_weights_file_is_refused(tmp_path, text):
 def test_only_a_similar_class_is_suggested(tmp_path, name, near):
     (tmp_path / "weights.csv").write_text(f"actions,1\n{name},2\n")
     with pytest.raises(ConfigError) as caught:
-        class_weights(weighted(str(tmp_path / "weights.csv")), ImageSet(np.zeros(2, int), ["actions", "objects"]))
+        class_weights(weighted(str(tmp_path / "weights.csv")), targets_only(np.zeros(2, int), ["actions", "objects"]))
     assert str(caught.value).endswith(f"no class '{name}'{near}")

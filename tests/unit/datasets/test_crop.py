@@ -16,8 +16,8 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop, functio
 from configs.schema import Config, Data
 from datasets.pixels import Pixels
 from datasets.pixels.decode import to_array
+from datasets.pixels.rules import ImageReadError
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
-from datasets.types import ImageReadError
 from tests.support.image_sets import noise
 from tests.support.properties import examples
 from tests.support.refusals import refused

@@ -11,8 +11,8 @@ from tests.support.refusals import assert_names
 def test_digits_dataset_ships_with_halfstep(all_digits):
     train, val = load("digits", IMAGE_CHANNELS=1)
     assert (len(train), len(val)) == (1438, 359) and train.classes == [str(digit) for digit in range(10)]
-    assert train.in_memory and train.read(0).shape == (8, 8, 1)
-    assert (train.images.min(), train.images.max()) == (0, 255)
+    assert train.storage.in_memory and train.read(0).shape == (8, 8, 1)
+    assert (train.storage.images.min(), train.storage.images.max()) == (0, 255)
     shares = np.bincount(val.targets) / (np.bincount(val.targets) + np.bincount(train.targets))
     assert np.all(np.abs(shares - 0.2) < 0.01)
     assert load("digits", VAL_FRACTION=0.5)[1].targets.tolist() == val.targets.tolist()
@@ -21,7 +21,7 @@ def test_digits_dataset_ships_with_halfstep(all_digits):
         assert sorted(zip(wanted, content["targets"].tolist(), strict=True)) == sorted(
             (images.tolist(), target)
             for part in (train, val)
-            for images, target in zip(part.images[part.rows], part.targets.tolist(), strict=True)
+            for images, target in zip(part.storage.images[part.rows], part.targets.tolist(), strict=True)
         )
 
 

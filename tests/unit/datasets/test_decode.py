@@ -10,14 +10,13 @@ from PIL import ExifTags, Image, ImageFile
 
 from datasets.pixels import Pixels
 from datasets.pixels.decode import decode
-from datasets.sources.images import FileImages
-from datasets.types import ImageReadError
-from tests.support.image_sets import noise, png
+from datasets.pixels.rules import ImageReadError
+from tests.support.image_sets import files_with, noise, png
 from tests.support.refusals import refused
 
 
 def read(file: Path, channels: int = 3, **rules) -> np.ndarray:
-    return FileImages(file.parent, [file.name], [0], ["ant"], Pixels(channels, **rules)).read(0)
+    return files_with(file.parent, [file.name], [0], ["ant"], Pixels(channels, **rules)).read(0)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "P", "CMYK", "1", "L"])
@@ -82,7 +81,7 @@ def test_broken_image_raises_image_read_error_with_reason(tmp_path, kind):
     with refused(ImageReadError, reason) as caught:
         read(tmp_path / "image")
     assert "0x" not in str(caught.value), "the address of an object is of no use"
-    assert FileImages(tmp_path, ["gone"], [0], ["ant"], Pixels(3)).kinds(0) == [], "-check reports it and continues"
+    assert files_with(tmp_path, ["gone"], [0], ["ant"], Pixels(3)).kinds(0) == [], "-check reports it and continues"
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])

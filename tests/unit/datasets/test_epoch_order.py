@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Config
-from datasets import ImageSet, build_train_data
+from datasets import build_train_data
+from datasets.image_set import ImageSet
 from datasets.index import IndexBuilder
 from datasets.order import grouped_shuffled, nearby_shuffled
-from datasets.pixels import Pixels
-from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImages, ShardTable, ShardTar, add_shards
+from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardStorage, ShardTable, ShardTar, add_shards
 from datasets.targets.labels import OneLabel
 from tests.support.configs import CPU
-from tests.support.image_sets import make_set, settings
+from tests.support.image_sets import make_set, settings, targets_only
 from tests.support.opened import open_sets
 from tests.support.properties import examples
 from utils.distributed import Process
@@ -27,7 +27,9 @@ def big_set(num_shards: int, per_shard: int, buffer: int):
     shards = [(ShardTar(f"{number}.tar", 0, 0), shard) for number in range(num_shards)]
     builder = IndexBuilder(SAMPLES | TARS)
     add_shards(builder, shards)
-    return ShardImages(ShardFolder(Path(), OneLabel(Config())), ShardTable(builder.finish({})), Pixels(3), buffer)
+    table = ShardTable(builder.finish({}))
+    storage = ShardStorage(ShardFolder(Path(), OneLabel(Config())), table, buffer)
+    return ImageSet(storage, np.zeros(len(table), np.int32), ["one"])
 
 
 def draws_of(count: int, *seeds: int) -> np.ndarray:
@@ -52,7 +54,7 @@ def reference_of_grouped(group_of: np.ndarray, num_groups: int, reach: int, seed
 def test_epoch_orders_equal_those_of_earlier_versions(sizes, reach, seed):
     """Some groups are empty."""
     count = sum(sizes)
-    everywhere = ImageSet(np.zeros(count), ["one"]).epoch_order(seed, 7)
+    everywhere = targets_only(np.zeros(count), ["one"]).epoch_order(seed, 7)
     assert everywhere.tolist() == reference_of_nearby(count, count, seed, 7).tolist()
     assert nearby_shuffled(count, reach, seed, 7).tolist() == reference_of_nearby(count, reach, seed, 7).tolist()
     grouped = grouped_shuffled(np.concatenate([[0], np.cumsum(sizes)]), reach, 3, seed)
@@ -73,17 +75,17 @@ def test_read_position_is_announced_to_shards_before_each_window(tmp_path):
     config = settings("shards", tmp_path, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6, SHUFFLE_BUFFER=8, NUM_WORKERS=0)
     announced = []
 
-    class Announced(ShardImages):
-        def will_read(self, seed, epoch, position):
+    class Announced(ShardStorage):
+        def will_read(self, part, seed, epoch, position):
             announced.append((seed, epoch, position))
 
-        def open_file(self, index):
+        def open_file(self, row, pixels):
             seed, epoch, position = announced[-1]
-            assert index in self.epoch_order(seed, epoch)[position : position + 6]
-            return super().open_file(index)
+            assert row in train.epoch_order(seed, epoch)[position : position + 6]
+            return super().open_file(row, pixels)
 
     train, _ = open_sets(config)
-    train.__class__ = Announced
+    train.storage.__class__ = Announced
     data = build_train_data(config, train, Process(CPU))
     for window in data.windows(3, 8):
         list(window.batches)

@@ -10,8 +10,8 @@ import pytest
 from configs.tables import SOURCES
 from datasets import ImageSet, index
 from datasets.fingerprint import data_facts
+from datasets.pixels.rules import ImageReadError
 from datasets.split import DRAWN, write_split
-from datasets.types import ImageReadError
 from tests.support.configs import replaced
 from tests.support.image_sets import keys_of, settings
 from tests.support.opened import open_sets
@@ -96,7 +96,7 @@ def test_only_the_damaged_image_cannot_be_read(source):
 def test_selected_and_pickled_images_keep_their_names_and_labels(source):
     for part in source.load():
         # An image whose name is a number is numbered in its own set.
-        known = [each[2:] if part.names_are_numbers else each for each in all_facts(part)]
+        known = [each[2:] if part.storage.names_are_numbers else each for each in all_facts(part)]
         some = part.take(np.arange(len(part))[::-1])
         for image_set, wanted in (
             (some, known[::-1]),
@@ -135,7 +135,7 @@ def test_each_image_of_an_undivided_set_is_held_out_in_one_listed_fold(source, t
     assert all(sorted(rows(rest) + rows(held_out)) == whole for rest, held_out in folds)
     file = tmp_path / "split.csv"
     write_split(file, *folds[0])
-    assert file.exists() is not val.names_are_numbers, "arrays never grow, so their folds are drawn again"
+    assert file.exists() is not val.storage.names_are_numbers, "arrays never grow, so their folds are drawn again"
     if file.exists():
         listed = {row["image"]: row["fold"] for row in rows_of(file)}
         assert listed == {key: f"{fold}/3" for fold, (_, held_out) in enumerate(folds) for key in keys_of(held_out)}

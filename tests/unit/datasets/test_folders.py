@@ -13,10 +13,10 @@ from PIL import Image
 
 from datasets import SavedData, index
 from datasets.pixels import Pixels
-from datasets.sources.images import FileImages, natural
+from datasets.sources.images import natural
 from scripts.predict import expand
 from tests.support.cases import cases_of, names_of
-from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades, write_tar
+from tests.support.image_sets import draw, error_of, files_with, load, make_folders, settings, shades, write_tar
 from tests.support.modules import ROOT
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
@@ -213,7 +213,7 @@ def test_file_of_a_list_is_read_whatever_the_encoding_of_its_name(tmp_path, name
     path = os.fsdecode(name)
     draw(tmp_path / path, 7)
     (tmp_path / "other.png").touch()
-    images = FileImages(tmp_path, ["other.png", path], np.zeros(2, int), ["one"], Pixels(3))
+    images = files_with(tmp_path, ["other.png", path], np.zeros(2, int), ["one"], Pixels(3))
     assert images.read(1)[0, 0, 0] == 7 and os.fsencode(images.name(1)).endswith(b"/" + name)
 
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from datasets.copies import copies_in_training
 from datasets.identity import ImageContents, digest
 from datasets.pixels import Pixels
-from datasets.types import ImageReadError
+from datasets.pixels.rules import ImageReadError
 
 
 class Images:

@@ -11,11 +11,22 @@ import pytest
 from safetensors.numpy import load_file
 
 from datasets import index
+from datasets.image_set import Table
 from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
 from datasets.pixels import Pixels
 from datasets.sources import csv_list, folder, listing, parquet, shards
-from datasets.sources.images import FileImages
-from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
+from tests.support.image_sets import (
+    draw,
+    error_of,
+    files_with,
+    load,
+    make_folders,
+    make_set,
+    samples,
+    settings,
+    shades,
+    write_tar,
+)
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names
 
@@ -265,7 +276,7 @@ def test_repeated_paths_are_reported_with_and_without_an_index(tmp_path):
 
 def test_split_is_drawn_once_per_fraction_and_once_for_all_folds(tmp_path, monkeypatch):
     make_classes(tmp_path)
-    hashed = reads(monkeypatch, "split_keys", FileImages)
+    hashed = reads(monkeypatch, "split_keys", Table)
     wanted = [everything_of("imagefolder", tmp_path, FOLD=fold) for fold in (None, "0/3", "1/3")]
     count = len(hashed)
     for fold, parts in zip((None, "0/3", "1/3"), wanted, strict=True):
@@ -281,8 +292,8 @@ def test_split_is_drawn_once_per_fraction_and_once_for_all_folds(tmp_path, monke
 
 
 def test_part_has_the_keys_of_all_its_images_in_any_chunks(tmp_path, monkeypatch):
-    whole = FileImages(tmp_path, [f"{number}.png" for number in range(9)], [0] * 9, ["a"], Pixels(3))
+    whole = files_with(tmp_path, [f"{number}.png" for number in range(9)], [0] * 9, ["a"], Pixels(3))
     part = whole.take(np.array([8, 1, 2, 3, 7]))
     for chunk in (100, 2, 1):
-        monkeypatch.setattr("datasets.sources.images.CHUNK", chunk)
+        monkeypatch.setattr("datasets.index.CHUNK", chunk)
         assert [key for keys in part.all_keys() for key in keys] == [b"8.png", b"1.png", b"2.png", b"3.png", b"7.png"]

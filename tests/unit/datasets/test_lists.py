@@ -158,7 +158,7 @@ def test_listed_name_in_another_unicode_form_than_the_file_is_read(tmp_path, dat
         make_csv(tmp_path / folder / "val.csv", "val.jpg,1\n")
     (same, _), (other, _) = (load(dataset, tmp_path / folder) for folder in ("same", "other"))
     assert shades(other) == shades(same) == [40, 0] and other.table_name(0) == listed
-    assert other.file_sizes([0, 1]) == same.file_sizes([0, 1])
+    assert other.storage.file_sizes([0, 1]) == same.storage.file_sizes([0, 1])
     os.rename(tmp_path / "other" / stored.partition("/")[0], tmp_path / "elsewhere")
     (tmp_path / "other" / stored.partition("/")[0]).symlink_to(tmp_path / "elsewhere")
     assert_names(error_of(dataset, tmp_path / "other"), listed.rpartition("/")[0], "lead out")

@@ -75,7 +75,7 @@ def test_evaluation_covers_every_image_once(world_size, in_groups):
     """Images in groups, as in Parquet files, are split into one range per process, so each reads few extra groups."""
     config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=17)  # 30 images for each of three processes
     _, val = open_sets(config)
-    val.is_read_in_groups = in_groups
+    val.storage.is_read_in_groups = in_groups
     shares = [build_eval_data(config, val, Process(CPU, rank, world_size=world_size)) for rank in range(world_size)]
     batches = [batch for share in shares for batch in share]
     assert all(np.ptp(share.share) == len(share.share) - 1 for share in shares) is (in_groups or world_size == 1)
@@ -87,7 +87,8 @@ def test_evaluation_covers_every_image_once(world_size, in_groups):
     counted = [(each.images[: each.num_samples], each.targets[: each.num_samples]) for each in batches]
     shown = [pair for each in counted for pair in zip(*(part.tolist() for part in each), strict=True)]
     whole = [
-        (image[None].tolist(), target) for image, target in zip(val.images[val.rows], val.targets.tolist(), strict=True)
+        (image[None].tolist(), target)
+        for image, target in zip(val.storage.images[val.rows], val.targets.tolist(), strict=True)
     ]
     assert sorted(shown) == sorted(whole)
 

@@ -3,6 +3,7 @@
 import math
 import statistics
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -194,7 +195,7 @@ def test_repeated_numbers_count_as_often_as_they_occur(targets, values):
     """An image's target is the row of a table that has each text once."""
     values[4] = NAN
     of_images = [values[target] for target in targets if target != 4]
-    train = images_with(np.array(values)).with_facts(targets=np.array(targets))
+    train = replace(images_with(np.array(values)), targets=np.array(targets))
     if len({*of_images}) < 2:
         with refused(DataError, "DATA.DATA_PATH", "number 0", "DATA.COLUMNS"):
             mean_and_deviation(number_settings("a.csv"), train)
@@ -305,11 +306,11 @@ def test_batches_have_nan_for_missing_numbers_and_unused_outputs():
 def test_an_image_counts_for_the_numbers_that_it_has():
     images = images_with(np.array([[1, NAN], [NAN, NAN], [3, 4], [NAN, 0]]))
     images = images.take(np.array([0, 1, 2, 2, 3]))
-    assert images.count_classes().tolist() == [3, 3] and images.num_classes_with_images() == 2
+    assert images.count_classes().tolist() == [3, 3]
     assert images.with_any(np.array([0])).tolist() == [True, False, True, True, False]
     assert images.with_any(np.array([0, 1])).tolist() == [True, False, True, True, True]
     assert [images.meaning.classes_of(target) for target in range(4)] == [(0,), (), (0, 1), (1,)]
-    assert images.with_facts(classes=["a", "b", "c"]).count_classes().tolist() == [3, 3, 0]
+    assert replace(images, classes=["a", "b", "c"]).count_classes().tolist() == [3, 3, 0]
 
 
 def test_columns_are_numbered_as_in_the_checkpoint(tmp_path):

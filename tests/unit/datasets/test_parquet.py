@@ -232,7 +232,9 @@ def test_epoch_order_keeps_rows_of_a_row_group_close_together(tmp_path):
     assert max(place.max() - place.min() for place in places) < 10 + 2 * 20
     assert str(path) in train.name(0)
     assert [read_columns(path, ["label"], group).num_rows for group in (None, 0, 19)] == [200, 10, 10]
-    order, mixed = (np.asarray(each[:200]) // 10 for each in (train.epoch_order(3, 0), train.order_to_write(3)))
+    order, mixed = (
+        np.asarray(each[:200]) // 10 for each in (train.epoch_order(3, 0), train.storage.order_to_write(None, 200, 3))
+    )
     assert np.count_nonzero(np.diff(mixed)) > np.count_nonzero(np.diff(order))  # the order for shards mixes more
 
 
@@ -241,7 +243,7 @@ def test_small_cache_still_reads_row_groups_once(tmp_path, monkeypatch):
     write_parquet(tmp_path / "val.parquet", rows(range(3)))
     read, reads = parquet.read_columns, []
     monkeypatch.setattr(parquet, "read_columns", lambda *given, **named: reads.append(given) or read(*given, **named))
-    whole = load("parquet", tmp_path)[0].num_bytes
+    whole = load("parquet", tmp_path)[0].storage.num_bytes
     for num_bytes, again in ((2 * whole, range(1)), (whole // 2, range(5, 11))):
         monkeypatch.setattr(parquet, "CACHE_BYTES", num_bytes)
         monkeypatch.setattr(parquet, "GROUPS", GroupCache())

@@ -1,18 +1,19 @@
 """CSV files with any number of labels per image: in one column with a separator, or in a 0/1 column per label."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from datasets import SavedData, build_eval_data, build_train_data, validation_facts
 from datasets.pixels import Pixels
-from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.targets.label_sets import LabelSets
 from engine.check.images import check_classes
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import CPU, load_text, replaced, small_config
-from tests.support.image_sets import draw, error_of, load, settings
+from tests.support.image_sets import draw, error_of, files_with, load, settings
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from utils.distributed import Process
@@ -97,8 +98,8 @@ def test_label_order_comes_from_checkpoint_or_classes_file(tmp_path):
 def test_multilabel_split_leaves_training_images_of_every_class():
     targets = np.random.default_rng(0).choice(4, size=300)
     targets[0] = 4  # the only image of class d, which also has the label of another class
-    images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), Pixels(3))
-    images.meaning = LabelSets([(0,), (0, 1), (1, 2), (), (1, 3)])
+    images = files_with("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), Pixels(3))
+    images = replace(images, meaning=LabelSets([(0,), (0, 1), (1, 2), (), (1, 3)]))
     for seed in range(20):
         train, val = divide(images, new_record("hash", "here", 0.2, None) | {"seed": seed})
         assert train.count_classes().all() and val.count_classes()[:3].all()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from datasets.image_set import ImageSet
+from datasets.pixels import Pixels
 from datasets.sources import shards
 from datasets.sources.tar import Tar
 from tests.support.cases import cases_of, content_of, names_of
@@ -19,7 +21,7 @@ from utils.errors import ConfigError, DataError
 
 
 def train_only(root: Path):
-    return shards.read_shards(settings("shards", root), False)[0]
+    return ImageSet.of(shards.read_shards(settings("shards", root), False)[0], Pixels(3))
 
 
 # --- reading ---

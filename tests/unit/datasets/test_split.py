@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,25 @@ from sklearn.model_selection import StratifiedGroupKFold
 
 from configs.schema import Fold
 from datasets import SavedData, validation_facts
+from datasets.image_set import ImageSet
 from datasets.index import Texts
 from datasets.pixels import Pixels
-from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
 from datasets.split.by_hash import warn_of_other_folders
 from tests.support.cases import names_of
 from tests.support.configs import replaced
-from tests.support.image_sets import draw, error_of, keys_of, load, make_folders, make_list, make_set, settings, shades
+from tests.support.image_sets import (
+    draw,
+    error_of,
+    files_with,
+    keys_of,
+    load,
+    make_folders,
+    make_list,
+    make_set,
+    settings,
+    shades,
+)
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder, typed
@@ -32,7 +44,7 @@ def test_classes_sharing_file_names_keep_their_validation_share():
     names = [f"{name}/{number}.jpg" for name in classes[:3] for number in range(2000)]
     names += [f"{name}/x{number}.jpg" for name in classes[3:] for number in range(2)]
     for order in (names, names[::-1], np.random.default_rng(0).permutation(names).tolist()):
-        images = FileImages("/", order, [classes.index(each.partition("/")[0]) for each in order], classes, RULES)
+        images = files_with("/", order, [classes.index(each.partition("/")[0]) for each in order], classes, RULES)
         train, val = divide(images, new_record("hash", "here", 0.1, None))
         found.append(sorted(keys(val)))
         shares = val.count_classes() / (train.count_classes() + val.count_classes())
@@ -117,7 +129,7 @@ def test_data_with_one_image_per_class_is_refused(tmp_path):
 
 def test_position_split_leaves_a_training_image_per_class():
     targets = np.repeat(np.arange(5), [1, 2, 3, 10, 40])
-    images = FileImages("/", [f"{number}.png" for number in range(56)], targets, list("abcde"), RULES)
+    images = files_with("/", [f"{number}.png" for number in range(56)], targets, list("abcde"), RULES)
     for fraction, held_out in ((0.9, [0, 1, 2, 9, 36]), (0.1, [0, 1, 1, 1, 4]), (0, [0] * 5)):
         _, val = divide(images, new_record("position", "here", fraction, None))
         assert val.count_classes().tolist() == held_out
@@ -224,22 +236,22 @@ def test_note_about_whole_groups_names_the_fraction_that_comes_nearest():
 
 def keys(image_set) -> list[str | int]:
     """Return the identity of each image: its name, or its row for digits, because both parts have an image 0."""
-    known_by = image_set.row if image_set.in_memory else image_set.key
+    known_by = image_set.row if image_set.storage.in_memory else image_set.key
     return [known_by(index) for index in range(len(image_set))]
 
 
 FEW = {"equal": [20] * 8, "small": [5] * 3, "rare": [3, 400], "uneven": [1, 2, 7, 11, 13]}
 
 
-def images_of(labels: list[int], names: list[str], groups: list[int] | None = None) -> FileImages:
+def images_of(labels: list[int], names: list[str], groups: list[int] | None = None) -> ImageSet:
     """Return images of these classes without files. `names`: below the folders of their classes."""
     classes = [f"class {number}" for number in range(max(labels) + 1)]
     paths = [f"{classes[label]}/{name}" for label, name in zip(labels, names, strict=True)]
-    images = FileImages("/", paths, labels, classes, RULES)
-    return images.with_facts(groups=groups and Texts.of([b"%d" % group for group in groups]))
+    images = files_with("/", paths, labels, classes, RULES)
+    return replace(images, groups=groups and Texts.of([b"%d" % group for group in groups]))
 
 
-def counts_of_folds(images: FileImages, total: int, **record) -> np.ndarray:
+def counts_of_folds(images: ImageSet, total: int, **record) -> np.ndarray:
     """Return int [total, classes]: the number of held-out images of each class. Each image is held out once."""
     held_out = [divide(images, new_record("hash", "here", 0.1, Fold(n, total)) | record)[1] for n in range(total)]
     rows = np.concatenate([part.rows for part in held_out])
@@ -299,7 +311,7 @@ def test_folds_share_each_label_of_images_with_several(tmp_path):
     assert (np.ptp([part.count_classes() for part in parts], axis=0) <= 2).all()
 
 
-def saved_in(folder: Path, train: FileImages, val: FileImages) -> SavedData:
+def saved_in(folder: Path, train: ImageSet, val: ImageSet) -> SavedData:
     """Write the split.csv of a run, and return what its checkpoint in this folder says about its images."""
     folder.mkdir(exist_ok=True)
     write_split(folder / "split.csv", train, val)

@@ -4,6 +4,7 @@ import csv
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
@@ -15,14 +16,14 @@ from hypothesis import strategies as st
 from configs.schema import Fold
 from datasets import SavedData
 from datasets.changes import describe_changed_images
+from datasets.image_set import ImageSet
 from datasets.index import Texts
 from datasets.pixels import Pixels
-from datasets.sources.images import FileImages
 from datasets.split import PARTS, divide, new_record, write_split
 from datasets.targets.by_label import ByNumber
 from datasets.targets.one_class import OneClass
 from tests.support.file_names import CHARACTERS, IN_LINES, in_any_form, names
-from tests.support.image_sets import load, png, write_tar
+from tests.support.image_sets import files_with, load, png, write_tar
 from tests.support.properties import examples
 from utils.text import csv_text
 
@@ -72,12 +73,13 @@ def parts_of(
     """Divide the images without reading files. `meanings`: the names of the classes, if labels are numbers."""
     classes = sorted(data)
     pairs = [(f"{name}/{file}", number) for number, name in enumerate(classes) for file in data[name]]
-    images = FileImages(root, [key for key, _ in pairs], [number for _, number in pairs], classes, Pixels(3))
+    images = files_with(root, [key for key, _ in pairs], [number for _, number in pairs], classes, Pixels(3))
     if meanings:
-        images.meaning, images.classes = OneClass(ByNumber()), [meanings[name] for name in classes]
+        names = [meanings[name] for name in classes]
+        images = replace(images, meaning=OneClass(ByNumber()), classes=names)
     record = new_record("hash", "here", fraction, fold)
     if groups:
-        images.groups = Texts.of([groups[key].encode() for key, _ in pairs])
+        images = replace(images, groups=Texts.of([groups[key].encode() for key, _ in pairs]))
         record["group_by"] = "person"
     parts, of_image = {}, {}
     for part, image_set in zip("tv", divide(images, record), strict=True):
@@ -148,11 +150,11 @@ def test_split_ignores_folder_listing_order_and_unicode_form(data, fraction, shu
     assert {normalize("NFC", key): part for key, part in after.parts.items()} == before.parts
 
 
-def images_of(data: Data, root: str = "/") -> FileImages:
+def images_of(data: Data, root: str = "/") -> ImageSet:
     """Return the images without files, in the order of `data`."""
     classes = sorted(data, key=lambda name: normalize("NFC", name))
     pairs = [(f"{name}/{file}", classes.index(name)) for name in data for file in data[name]]
-    return FileImages(root, [key for key, _ in pairs], [number for _, number in pairs], classes, Pixels(3))
+    return files_with(root, [key for key, _ in pairs], [number for _, number in pairs], classes, Pixels(3))
 
 
 def folds_of(data: Data, total: int, saved: SavedData | None = None, root: str = "/") -> dict[str, int]:
@@ -217,7 +219,7 @@ def test_images_of_a_group_are_in_one_part_at_any_fraction_and_fold(data, fracti
 @examples(60)
 def test_split_csv_names_every_image_for_csv_readers_and_for_ours(tmp_path_factory, files):
     root = tmp_path_factory.getbasetemp()
-    parts = divide(FileImages(root, files, [0] * len(files), ["a"], Pixels(3)), new_record("hash", "here", 0.5, None))
+    parts = divide(files_with(root, files, [0] * len(files), ["a"], Pixels(3)), new_record("hash", "here", 0.5, None))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("datasets.index.CHUNK", 2)
         write_split(root / "split.csv", *parts)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torchvision.datasets
 
+from datasets.pixels import Pixels
 from datasets.sources import torchvision_sets
-from datasets.sources.arrays import ArrayImages
-from datasets.sources.images import FileImages
-from datasets.sources.torchvision_sets import OWN_READERS, SPLITS, TorchvisionImages
+from datasets.sources.arrays import ArrayStorage
+from datasets.sources.images import FileStorage
+from datasets.sources.torchvision_sets import OWN_READERS, SPLITS, TorchvisionStorage
 from scripts import make_shards
 from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
@@ -28,9 +29,9 @@ from utils.errors import ConfigError
 
 # {name: (its files, training targets and shades, the same for validation, classes, image class)}
 LAYOUTS = {
-    "DTD": (make_dtd, ([0, 1], [1, 0]), ([0, 1], [2, 3]), ["banded", "dotted"], FileImages),
-    "OxfordIIITPet": (make_pets, ([0, 1], [0, 1]), ([0, 1], [2, 3]), ["Abyssinian", "Great Dane"], TorchvisionImages),
-    "MNIST": (make_mnist, ([7, 2, 1], [0, 1, 2]), ([7, 2], [0, 1]), None, ArrayImages),
+    "DTD": (make_dtd, ([0, 1], [1, 0]), ([0, 1], [2, 3]), ["banded", "dotted"], FileStorage),
+    "OxfordIIITPet": (make_pets, ([0, 1], [0, 1]), ([0, 1], [2, 3]), ["Abyssinian", "Great Dane"], TorchvisionStorage),
+    "MNIST": (make_mnist, ([7, 2, 1], [0, 1, 2]), ([7, 2], [0, 1]), None, ArrayStorage),
 }
 
 
@@ -41,7 +42,7 @@ def test_torchvision_set_uses_its_own_split_and_fastest_reader(tmp_path, name):
     parts = load(f"torchvision/{name}", tmp_path)
     assert [(part.targets.tolist(), shades(part)) for part in parts] == wanted
     for part in parts:
-        assert isinstance(part, cls) and part.classes == (classes or parts[0].classes)
+        assert isinstance(part.storage, cls) and part.classes == (classes or parts[0].classes)
         with ThreadPoolExecutor(4) as pool:
             assert [int(image[0, 0, 0]) for image in pool.map(part.read, range(len(part)))] == shades(part)
     only_val = load(f"torchvision/{name}", tmp_path, evaluate=True)
@@ -100,11 +101,11 @@ def test_cifar_images_keep_file_order_and_classes(tmp_path, monkeypatch, name):
     num_files = len(CIFAR[name][0].train_list)
     assert train.targets.tolist() == shades(train) == [each for file in range(num_files) for each in (file, file + 1)]
     assert val.targets.tolist() == shades(val) == [0, 1]
-    assert train.classes == val.classes == [f"class_{number}" for number in range(10)] and train.in_memory
+    assert train.classes == val.classes == [f"class_{number}" for number in range(10)] and train.storage.in_memory
     assert f"training images: {name} training, validation: {name} validation" in val.notes[0]
     assert train.read(0).shape == (32, 32, 3) and train.read(0)[0, 1].tolist() == [0, 7, 0]
     same = load(f"torchvision/{CIFAR[name][0].__name__}", tmp_path)[0]
-    assert (same.images == train.images).all() and same.classes == train.classes
+    assert (same.storage.images == train.storage.images).all() and same.classes == train.classes
 
 
 @pytest.mark.parametrize("file", ["data_batch_3", "test_batch", "batches.meta"])
@@ -157,5 +158,5 @@ def test_torchvision_parts_with_different_classes_are_refused(tmp_path):
 def test_channel_first_torchvision_arrays_become_upright_images():
     pixels = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
     dataset = SimpleNamespace(data=pixels, labels=np.array([0, 1]))
-    image_set = torchvision_sets._to_image_set(settings("torchvision/SVHN"), dataset, "SVHN")
-    assert np.array_equal(image_set.read(1), np.moveaxis(pixels[1], 0, -1))
+    table = torchvision_sets._to_table(settings("torchvision/SVHN"), dataset, "SVHN", {})
+    assert np.array_equal(table.storage.read(1, Pixels(3)), np.moveaxis(pixels[1], 0, -1))

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import ImageSet
 from datasets.balance import order_of_balanced_epochs
 from datasets.order import Order, Piece, grouped_shuffled
 from engine.memory import flags_for, smaller_batch
+from tests.support.image_sets import targets_only
 from tests.support.properties import examples
 
 
@@ -22,7 +22,7 @@ def orders(draw, sampler: str = "any", num_repeats: int | None = None) -> Order:
     sampler = draw(st.sampled_from(["shuffle", "tars", "balanced"])) if sampler == "any" else sampler
     targets = np.array(draw(st.lists(st.integers(0, 3), min_size=num_images, max_size=num_images)))
     targets = np.unique(targets, return_inverse=True)[1]  # each class has images
-    images = ImageSet(targets, [f"{number}" for number in range(targets.max() + 1)])
+    images = targets_only(targets, [f"{number}" for number in range(targets.max() + 1)])
     epoch_order = order_of_balanced_epochs(images) if sampler == "balanced" else images.epoch_order
     if sampler == "tars":
         cuts = sorted(draw(st.lists(st.integers(0, num_images), max_size=5)))
@@ -160,7 +160,7 @@ def test_epoch_uses_each_image_as_often_as_promised(order):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 9), st.integers(0, 5))
 @examples(60)
 def test_balanced_epoch_has_equally_many_images_of_each_class(counts, seed, epoch):
-    images = ImageSet(np.repeat(np.arange(len(counts)), counts), [f"{number}" for number in range(len(counts))])
+    images = targets_only(np.repeat(np.arange(len(counts)), counts), [f"{number}" for number in range(len(counts))])
     drawn = order_of_balanced_epochs(images)(seed, epoch)
     places = np.bincount(images.targets[drawn], minlength=len(counts))
     assert len(drawn) == len(images) and np.ptp(places) <= 1

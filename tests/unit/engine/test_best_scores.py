@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import ImageSet
 from engine.best_scores import BestScores
 from engine.evaluate_weights import compare_with_start
 from engine.evaluation.scores import Best, Rival
@@ -17,6 +16,7 @@ from engine.tasks.classes import ClassTally
 from engine.tasks.labels import LabelTally
 from engine.tasks.numbers import NumberTally, NumberTask
 from tests.support.configs import CPU, small_config
+from tests.support.image_sets import targets_only
 from tests.support.planted import images_with
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
@@ -123,7 +123,7 @@ def test_run_resumed_after_its_best_epoch_needs_no_evaluation_of_it(scored):
 
 
 def kept(tmp_path, groups=None):
-    images = ImageSet([0] * 10, ["a"]).with_facts(copies=groups)
+    images = targets_only([0] * 10, ["a"], copies=groups)
     plan = SimpleNamespace(
         eval_set=images,
         config=small_config(tmp_path),

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -20,9 +21,9 @@ from PIL import Image
 
 import engine.report.image_results
 from datasets import BadImages, Normalize, build_eval_data
+from datasets.image_set import ImageSet
 from datasets.pixels import Pixels
-from datasets.sources.arrays import ArrayImages
-from datasets.types import ImageReadError
+from datasets.pixels.rules import ImageReadError
 from engine.evaluation.all_scores import Ranking
 from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.scores import Best
@@ -37,6 +38,7 @@ from engine.tasks.classes import ClassTally, ImageResults
 from engine.tasks.labels import LabelTally
 from engine.train.counters import EpochResult
 from tests.support.configs import CONVOLUTIONS, CPU, small_config
+from tests.support.image_sets import arrays_with
 from tests.support.properties import examples
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run_folder, status_of, typed
@@ -60,22 +62,22 @@ class Shades(torch.nn.Module):
         return torch.cat((logits, logits.amax(1, keepdim=True) - 0.05 + 2 * images[:, :, 0, 0]), 1)
 
 
-def make_images() -> ArrayImages:
+def make_images() -> ImageSet:
     rng = np.random.default_rng(0)
     targets = rng.integers(4, size=NUM_IMAGES)
     targets[-5:] = 5
     pixels = (targets * 51 + rng.integers(-60, 60, size=NUM_IMAGES)).clip(0, 255)
     pixels = np.broadcast_to(pixels[:, None, None], (NUM_IMAGES, 8, 8)).astype(np.uint8)
-    images = ArrayImages(pixels.copy(), targets, CLASSES, Pixels(1), "made up")
-    images.images[:, 0, 0] = rng.integers(160, size=NUM_IMAGES)  # sometimes the seventh output is the largest
-    read = images.read
+    images = arrays_with(pixels.copy(), targets, CLASSES, Pixels(1), "made up")
+    images.storage.images[:, 0, 0] = rng.integers(160, size=NUM_IMAGES)  # sometimes the seventh output is the largest
+    read = images.storage.read
 
-    def read_or_fail(index):
-        if index in UNREADABLE:
+    def read_or_fail(row, pixels):
+        if row in UNREADABLE:
             raise ImageReadError("broken")
-        return read(index)
+        return read(row, pixels)
 
-    images.read = read_or_fail
+    images.storage.read = read_or_fail
     return images
 
 
@@ -105,7 +107,7 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
     results, scaled = zip(*Threads(world_size).run(results_of), strict=True)
     write_tables(tmp_path, results[-1], images)
     kept = [index for index in range(NUM_IMAGES) if index not in UNREADABLE]
-    pixels = Normalize(config.DATA)(torch.from_numpy(images.images[kept])[:, None])
+    pixels = Normalize(config.DATA)(torch.from_numpy(images.storage.images[kept])[:, None])
     shares = Shades()(pixels).double().softmax(1).numpy()
     labels, predicted = images.targets[kept], shares.argmax(1)
     names = [*CLASSES, "class 6"]
@@ -184,8 +186,7 @@ def test_multi_label_tables_match_scikit_learn(tmp_path):
         tally.per_image.indices = share.numpy()
         return tally.per_image.gather(process).complete(process, Lines())
 
-    images = make_images()
-    images.classes = names
+    images = replace(make_images(), classes=names)
     write_tables(tmp_path, (results := Threads(2).run(results_of)[1]), images)
     shares = logits.sigmoid()
     number, errors = results.errors(names, 20)
@@ -248,8 +249,8 @@ def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypa
     predictions = labels.copy()
     predictions[::7] = 2999
     results, images = made_up(labels, predictions, 3000), make_images()
-    images.classes = [f"class number {number}" for number in range(3000)]
-    images.key = str
+    images = replace(images, classes=[f"class number {number}" for number in range(3000)])
+    images.storage.key = str
     write_tables(tmp_path, results, images)
     header, *rows = table(tmp_path / "confusion.csv")
     assert header == ["label", "prediction", "count"] and sum(int(row[2]) for row in rows) == len(labels)
@@ -259,7 +260,7 @@ def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypa
     some = made_up(labels % 9, predictions % 9, 9)
     assert draw_confusion(some, CLASSES).size < picture.size
     monkeypatch.setattr(class_tables, "MOST_CLASSES", 9)
-    images.classes = images.classes[:9]
+    images = replace(images, classes=images.classes[:9])
     write_tables(tmp_path, some, images)
     assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "a matrix for the most classes"
 
@@ -267,7 +268,7 @@ def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypa
 def test_sheets_show_equal_pictures_once_with_their_number(tmp_path):
     pixels = np.random.default_rng(0).integers(256, size=(9, 8, 8), dtype=np.uint8)
     pixels[[2, 5]] = pixels[1]
-    images = ArrayImages(pixels, np.zeros(9, np.int64), ["a", "b"], Pixels(1), "made up")
+    images = arrays_with(pixels, np.zeros(9, np.int64), ["a", "b"], Pixels(1), "made up")
     results = made_up(np.zeros(9, int), np.array([1, 1, 1, 1, 1, 1, 0, 0, 0]), 2)
     data = small_config(tmp_path, "DATA.CROP_PCT=1").DATA
     captions = [caption for _, caption in tiles_of(draw_mistakes(results, images, data))]
@@ -294,7 +295,7 @@ def test_processes_without_images_gather_empty_results():
 
 
 def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_path, monkeypatch):
-    images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], Pixels(1), "made up")
+    images = arrays_with(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], Pixels(1), "made up")
     numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
     results = ImageResults(numbers, np.ones((3, 2), int), None, None, numbers, numbers, shares, shares)
     files = ResultFiles(tmp_path, images, Lines(), small_config(tmp_path).DATA)

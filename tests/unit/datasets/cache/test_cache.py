@@ -15,9 +15,11 @@ from PIL import Image
 import datasets.cache as cache_module
 from configs.schema import Config
 from datasets import build_train_data
-from datasets.cache import CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache
+from datasets.cache import CachedStorage, CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache
+from datasets.image_set import ImageSet
 from datasets.index import IndexBuilder
-from datasets.types import ImageReadError, ImageSet
+from datasets.pixels.rules import ImageReadError
+from datasets.sources.torchvision_sets import TorchvisionStorage
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import draw, make_set, noise, settings
@@ -62,7 +64,7 @@ def cached(config: Config, messages: Messages | None = None):
 
 
 def is_cached(image_set: ImageSet) -> bool:
-    return isinstance(getattr(image_set.read, "__self__", None), CacheFile)
+    return isinstance(image_set.storage, CachedStorage)
 
 
 def outcomes(image_set) -> list:
@@ -160,7 +162,8 @@ def test_cache_is_reused_only_if_pixels_would_be_identical(photos):
 
 def test_image_sets_in_memory_or_of_unknown_kind_are_not_cached(tmp_path):
     messages, config = Messages(), settings("digits", CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
-    sets = open_sets(config)[0], ImageSet([0], ["a"])
+    unknown = ImageSet(TorchvisionStorage([], "x"), np.zeros(0), ["a"])
+    sets = open_sets(config)[0], unknown
     assert cache_image_sets(config, sets, messages.progress) == sets
     assert len(messages.lines) == 2 and not messages.warnings
     assert not (tmp_path / "cache").exists()

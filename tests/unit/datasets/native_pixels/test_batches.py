@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from datasets import Normalize, build_preparation
-from datasets.pixels import pixels_of
+from datasets.pixels.kinds import pixels_of
 from datasets.pixels.native.floats import Jitter, shrunk
 from datasets.transforms.crop import EvalTransform, TrainTransform
 from tests.support.configs import replaced

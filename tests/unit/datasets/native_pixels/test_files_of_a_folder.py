@@ -3,7 +3,8 @@
 import pytest
 
 from configs.tables import PIXEL_KINDS
-from datasets.pixels import Pixels, readers
+from datasets.pixels import Pixels
+from datasets.pixels.kinds import kind_of_pixels, readers
 from datasets.pixels.native.pixels import NativePixels
 from datasets.sources.folder import images_among
 
@@ -23,8 +24,9 @@ class Frames(NativePixels):
     ],
 )
 def test_files_that_only_other_pixels_read_are_left_out(monkeypatch, pixels, kept, words):
-    monkeypatch.setattr("datasets.pixels.native.pixels.Frames", Frames, raising=False)
-    monkeypatch.setitem(PIXEL_KINDS, "frames", "pixels.native.pixels.Frames")
+    kinds = {name: kind_of_pixels(name) for name in PIXEL_KINDS} | {"frames": Frames}
+    monkeypatch.setattr("datasets.pixels.kinds.PIXEL_KINDS", (*PIXEL_KINDS, "frames"))
+    monkeypatch.setattr("datasets.pixels.kinds.kind_of_pixels", kinds.get)
     monkeypatch.setattr("datasets.sources.folder.readers", readers.__wrapped__)
     reports = []
     assert images_among(["1.dcm", "2.tif", "3.DCM", "4.npz"], pixels, reports.append) == kept

@@ -19,7 +19,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, 
 from datasets import open_data
 from datasets.pixels import Pixels
 from datasets.pixels.native.pixels import NativePixels
-from datasets.types import ImageReadError
+from datasets.pixels.rules import ImageReadError
 from tests.support.forks import ROOT
 from tests.support.image_sets import noise
 from tests.support.native_files import by_pillow, deep, dicom, npy, png16, tiff, tiff_of_pages

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from datasets.pixels.native import statistics
-from datasets.pixels.native.statistics import describe_pixels, measure_pixels
-from datasets.sources.images import FileImages
+from datasets.pixels.native import pixels as statistics
+from datasets.pixels.native.pixels import describe_pixels, measure_pixels
+from datasets.sources.images import FileStorage
 from engine.report.image_sheets import small_copy
 from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, measured, pixels, settings, write
@@ -136,11 +136,11 @@ def test_measurement_without_any_readable_image_names_the_first(photos):
 
 def indices_read(photos, monkeypatch, seed: int) -> list[int]:
     """Return the images that a measurement reads."""
-    found, read = [], FileImages.read
+    found, read = [], FileStorage.read
     config = settings(photos, "-opts", f"SEED={seed}").config
     train = open_sets(config)[0]
     with monkeypatch.context() as patch:
-        patch.setattr(FileImages, "read", lambda self, index: found.append(index) or read(self, index))
+        patch.setattr(FileStorage, "read", lambda self, row, pixels: found.append(row) or read(self, row, pixels))
         measure_pixels(config, train)
     return sorted(found)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from configs.schema import Data
-from datasets.pixels import pixels_of
 from datasets.pixels.decode import to_array
+from datasets.pixels.kinds import pixels_of
 from datasets.transforms.crop import EvalTransform
 from engine.evaluation.image_test import ImageTest
 from engine.export.photo import Photo, drawn_photos, refuse_unsupported

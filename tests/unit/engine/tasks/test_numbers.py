@@ -313,7 +313,7 @@ def test_scores_with_an_output_that_is_not_finite_rank_last(metric, value, place
 
 def test_tables_have_the_exact_true_numbers_and_all_figures():
     values = np.array([[0.1, 3.0], [1e-7, NAN], [123456789.25, 5.0], [-4.0, 250.0]])
-    images, task = images_with(values).with_facts(classes=["age", "ink"]), NumberTask(config_of())
+    images, task = replace(images_with(values), classes=["age", "ink"]), NumberTask(config_of())
     outputs = torch.tensor([[0.3, 1.0], [2.0, 2.0], [7.123456789, NAN], [1.0, -1e-9]])
     _, results = evaluated(Process(CPU), outputs, torch.from_numpy(values).float(), task.config)
     (name, header, rows), (other, columns, outputs) = results.tables(images)
@@ -500,7 +500,7 @@ def test_numbers_that_many_training_images_have_are_limits(smallest, others, gro
     train, val = images_with(values), images_with(np.array(others))
     config = replaced(number_settings(), DATA={"GROUP_BY": "family" if groups else ""})
     if groups:
-        train = train.with_facts(groups=Texts.of([b"%d" % (number % groups) for number in range(len(values))]))
+        train = replace(train, groups=Texts.of([b"%d" % (number % groups) for number in range(len(values))]))
     found, facts = groups_and_limits(config, train, val)
     assert facts["limits"] == [limits] and (found is not None) == bool(groups)
     empty = images_with(np.full(9, NAN))

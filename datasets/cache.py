@@ -1,5 +1,9 @@
 """DATA.CACHE: decodes each image once, and then reads its pixels from a file that is mapped into memory.
 
+A cache belongs to a folder of images and to the settings that decide their pixels. It has an entry for an image,
+whatever part the image is in, known by the path, size and date of its file. Images that are new or changed are added at
+the end, so another fold or a new photo costs only what is new.
+
 Tar shards are no replacement: they hold encoded images, and the cache is fast because it has nothing to decode.
 """
 
@@ -10,6 +14,7 @@ import json
 import math
 import mmap
 import os
+import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,28 +24,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.schema import Config, Data
-from datasets.image_set import ImageSet, Rows, Storage
-from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
+from configs.schema import Config
+from datasets.image_set import ImageReadError, ImageSet, Rows, Storage
+from datasets.index import ENDING, Index, IndexBuilder, caches_folder, open_index
 from datasets.passes import read_each
 from datasets.pixels import Pixels
-from datasets.pixels.rules import ImageReadError
 from datasets.types import CacheProgress
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
 from utils.host import count_cores
 from utils.text import counted, format_bytes, format_bytes_apart
 
-VERSION = 7  # version of the format of both files and of the key
-# The place and the size of each image. An unreadable image has height 0, and its width is the length of an error
-# message.
-COLUMNS = {"start": "<u8", "height": "<u4", "width": "<u4"}
+VERSION = 8  # version of the format of both files and of the key
+# The stamp, the place and the size of each image; a stamp has two numbers. An unreadable image has height 0, and its
+# width is the length of an error message.
+COLUMNS = {"stamp": "<u8", "start": "<u8", "height": "<u4", "width": "<u4"}
+NONE = -1  # the place of an image without an entry
 # Older versions of Python do not define MAP_NORESERVE.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 NUM_SAMPLED = 64  # number of images from which the total size is estimated
 IMAGES_AHEAD_PER_THREAD = 2  # number of images that each thread decodes ahead of the writer
 FILES_PER_TASK = 4096
 REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less space"
+
+Missing = list[tuple[ImageSet, int]]  # images without an entry
 
 
 # --- the files of a cache ---
@@ -50,8 +57,8 @@ class CacheLocation(NamedTuple):
     """The files of a cache."""
 
     folder: Path
-    data_set: str  # name of the data set, part and folder; only the newest cache of this name is kept
-    key: str  # hash of everything that the stored images depend on
+    data_set: str  # name of the data set and its folder; only the newest cache of this name is kept
+    key: str  # hash of the settings that decide the pixels
 
     @property
     def data(self) -> Path:
@@ -66,26 +73,27 @@ class CacheLocation(NamedTuple):
             path.unlink(missing_ok=True)
 
 
-def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:
-    """Return the location of this set's cache, which need not exist."""
+def locate_cache(config: Config, image_set: ImageSet) -> CacheLocation:
+    """Return the location of the cache of this set's folder, which need not exist."""
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
-    files = hash_files(image_set, count_threads(config))
-    key = {"version": VERSION, "files": files, "pixels": image_set.pixels.identity()}
+    key = {"version": VERSION, "pixels": image_set.pixels.identity()}
     if side := config.DATA.cache_side:  # the interpolation matters only if images are resized
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
-    name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
+    name = f"{config.DATA.DATASET.replace('/', '-')}-{root}"
     return CacheLocation(caches_folder(config), name, hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16])
 
 
-def hash_files(image_set: ImageSet, num_threads: int) -> str:
-    """Return a hash of the paths, sizes and dates of all images, in order. It changes if any image changes."""
+def stamps_of(image_set: ImageSet, num_threads: int) -> np.ndarray:
+    """Return uint64 [N, 2]: a hash of path, size and date of each image. It changes if the image changes."""
 
-    def describe(first: int) -> bytes:
+    def hash_files(first: int) -> bytes:
         numbers = range(first, min(first + FILES_PER_TASK, len(image_set)))
-        return os.fsencode("".join(f"{image_set.storage.stamp(image_set.row(number))}\n" for number in numbers))
+        stamps = (image_set.storage.stamp(image_set.row(number)) for number in numbers)
+        return b"".join(hashlib.blake2b(os.fsencode(stamp), digest_size=16).digest() for stamp in stamps)
 
     with ThreadPoolExecutor(num_threads, "cache") as pool:
-        return hashlib.sha256(b"".join(pool.map(describe, range(0, len(image_set), FILES_PER_TASK)))).hexdigest()
+        hashes = b"".join(pool.map(hash_files, range(0, len(image_set), FILES_PER_TASK)))
+    return np.frombuffer(hashes, "<u8").reshape(-1, 2)
 
 
 def count_threads(config: Config) -> int:
@@ -93,32 +101,51 @@ def count_threads(config: Config) -> int:
 
 
 class CacheFile:
-    """A complete cache, mapped into memory: all processes of a machine share its pages."""
+    """A cache, mapped into memory: all processes of a machine share its pages."""
 
-    def __init__(self, location: CacheLocation):
-        """Open the cache. Raise FileNotFoundError if it is missing or damaged."""
+    def __init__(self, location: CacheLocation, begun: str = ""):
+        """Open the cache. Raise FileNotFoundError if it is missing or damaged, or not the one that was `begun` so."""
         self.location, index = location, open_index(location.index)
-        if index is None or location.data.stat().st_size != index.facts["size"]:
+        # A process that was killed while it added images may have left more bytes, which the index does not know.
+        if index is None or location.data.stat().st_size < index.facts["size"]:
             raise FileNotFoundError(location.index)
-        self.columns = [index.column(name) for name in COLUMNS]
-        self.num_channels, size = index.facts["channels"], index.facts["size"]
-        self.dtype = np.dtype(index.facts["type"])
+        self.begun = index.facts["begun"]
+        if begun not in ("", self.begun):
+            raise FileNotFoundError(location.index)
+        self.index, self.size = index, index.facts["size"]
+        self.starts, self.heights, self.widths = (index.column(name) for name in ("start", "height", "width"))
+        self.num_channels, self.dtype = index.facts["channels"], np.dtype(index.facts["type"])
         with open(location.data, "rb", opener=without_waiting) as file:
             # The map is private and writable, because torch warns about read-only arrays; nothing writes to it. Without
             # MAP_NORESERVE, Linux refuses a private map that is larger than the memory.
             flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-            self.data = np.frombuffer(mmap.mmap(file.fileno(), size, flags=flags, prot=access), np.uint8)
+            self.data = np.frombuffer(mmap.mmap(file.fileno(), self.size, flags=flags, prot=access), np.uint8)
 
-    def read(self, index: int) -> np.ndarray:
-        """Return an image like ImageSet.read."""
-        start, height, width = (int(column[index]) for column in self.columns)
+    def places(self, stamps: np.ndarray) -> np.ndarray:
+        """Return int64 [N]: the entry of each stamp [N, 2], or NONE."""
+        known = self.index.rows("stamp", len(self.starts))
+        if not len(known):
+            return np.full(len(stamps), NONE)
+        order = np.argsort(known[:, 0], kind="stable")
+        nearest = np.searchsorted(known[:, 0], stamps[:, 0], sorter=order)
+        places = order[np.minimum(nearest, len(order) - 1)]
+        return np.where((known[places] == stamps).all(1), places, NONE)
+
+    def num_bytes(self, places: np.ndarray) -> int:
+        """Return how many bytes these entries take."""
+        ends = np.append(self.starts[1:], self.size)
+        return int((ends - self.starts)[places].sum())
+
+    def read(self, place: int) -> np.ndarray:
+        """Return the image of an entry like ImageSet.read."""
+        start, height, width = (int(column[place]) for column in (self.starts, self.heights, self.widths))
         if height == 0:
             raise ImageReadError(os.fsdecode(self.data[start : start + width].tobytes()))
         shape = height, width, self.num_channels
         return self.data[start : start + math.prod(shape) * self.dtype.itemsize].view(self.dtype).reshape(shape)
 
     def __reduce__(self):
-        return CacheFile, (self.location,)
+        return CacheFile, (self.location, self.begun)
 
 
 def open_cache(location: CacheLocation) -> CacheFile | None:
@@ -129,25 +156,40 @@ def open_cache(location: CacheLocation) -> CacheFile | None:
         return None
 
 
-def write_cache(location: CacheLocation, pixels: Pixels, images: Iterable[tuple[int, int, bytes | np.ndarray]]) -> None:
-    """Write images (height, width, content), and then the index, which marks the cache as complete.
+def write_cache(
+    location: CacheLocation,
+    pixels: Pixels,
+    known: Index | None,
+    stamps: np.ndarray,
+    images: Iterable[tuple[int, int, bytes | np.ndarray]],
+) -> None:
+    """Add images (height, width, content) to the file, and then write the index, which makes them count.
 
-    An unfinished cache is removed. The caller must hold the lock.
+    `known`: the index of a cache to continue; None: begin a new one. The caller must hold the lock.
     """
-    location.remove()  # not overwritten, because another run may have mapped the damaged cache
-    builder, end = IndexBuilder(COLUMNS), 0
+    builder, end, begun = IndexBuilder(COLUMNS), 0, secrets.token_hex(8)
+    if known is None:
+        location.remove()  # not overwritten, because another run may have mapped the old cache
+    else:
+        end, begun = known.facts["size"], known.facts["begun"]
+        for name in COLUMNS:
+            builder.add(name, known.column(name))
     try:
-        with open(location.data, "wb") as file:
-            for height, width, content in images:
-                for name, value in zip(COLUMNS, (end, height, width), strict=True):
+        with open(location.data, "ab") as file:
+            file.truncate(end)
+            for stamp, (height, width, content) in zip(stamps, images, strict=True):
+                builder.add("stamp", stamp)
+                for name, value in (("start", end), ("height", height), ("width", width)):
                     builder.add(name, [value])
                 # Types of several bytes must be aligned to be read in place, also after the text of an error.
-                end += file.write(content) + file.write(bytes(-file.tell() % pixels.dtype.itemsize))
+                end += file.write(content)
+                end += file.write(bytes(-end % pixels.dtype.itemsize))
             sync(file)
-        facts = {"size": end, "channels": pixels.num_channels, "type": pixels.dtype.name}
+        facts = {"begun": begun, "size": end, "channels": pixels.num_channels, "type": pixels.dtype.name}
         builder.finish(facts).save(location.index)
     except BaseException:
-        location.remove()
+        if known is None:
+            location.remove()
         raise
 
 
@@ -157,58 +199,80 @@ def write_cache(location: CacheLocation, pixels: Pixels, images: Iterable[tuple[
 def cache_image_sets(
     config: Config, image_sets: tuple[ImageSet | None, ImageSet], progress: CacheProgress
 ) -> tuple[ImageSet | None, ImageSet]:
-    """Return the training and validation set, read from the cache if DATA.CACHE is on. Build a missing cache first."""
+    """Return the training and validation set, read from the cache if DATA.CACHE is on. First add missing images."""
     if config.DATA.CACHE == "none":
         return image_sets
     short_side = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
     if (side := config.DATA.cache_side) and side < short_side:
         progress.warn(f"DATA.CACHE is {side}; evaluation will enlarge the cached images to {short_side}")
     train, val = image_sets
-    train = None if train is None else _cache_image_set(config, "training", train, progress)
-    return train, _cache_image_set(config, "validation", val, progress)
+    if train is not None and train.root == val.root and train.root is not None:
+        train, val = _cached(config, {"training": train, "validation": val}, progress)
+    else:
+        if train is not None:
+            (train,) = _cached(config, {"training": train}, progress)
+        (val,) = _cached(config, {"validation": val}, progress)
+    return train, val
 
 
-def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: CacheProgress) -> ImageSet:
-    if image_set.root is None:
-        reason = "which are in memory already" if image_set.storage.in_memory else "whose files are not known"
-        progress.say(f"cache: not used for the {part} images of {config.DATA.DATASET}, {reason}")
-        return image_set
-    location = locate_cache(config, part, image_set)
-    file = None
+def _cached(config: Config, parts: dict[str, ImageSet], progress: CacheProgress) -> list[ImageSet]:
+    """Return these parts of one folder, read from its cache."""
+    names = " and ".join(parts)
+    sets, first = list(parts.values()), next(iter(parts.values()))
+    if first.root is None:
+        reason = "which are in memory already" if first.storage.in_memory else "whose files are not known"
+        progress.say(f"cache: not used for the {names} images of {config.DATA.DATASET}, {reason}")
+        return sets
+    location, file = locate_cache(config, first), None
     try:
+        stamps = [stamps_of(part, count_threads(config)) for part in sets]
         file = open_cache(location)
-        if file is None and progress.is_check:
-            check_writable(location.folder)
-            progress.say(f"cache: a run writes {check_space(config, location, image_set)}")
-        elif file is None and progress.may_build:
-            file = build_cache(config, location, image_set, progress)
+        if missing := find_missing(file, sets, stamps):
+            file = None
+            if progress.is_check:
+                check_writable(location.folder)
+                progress.say(f"cache: a run writes {check_space(config, location, missing)}")
+            elif progress.may_build:
+                file = build_cache(config, location, sets, stamps, progress)
     except OSError as error:
-        progress.warn(f"DATA.CACHE: {error}; continuing without a cache of the {part} images. {REMEDY}")
+        progress.warn(f"DATA.CACHE: {error}; continuing without a cache of the {names} images. {REMEDY}")
+        file = None
     if file is None:
-        return image_set
-    progress.say(
-        f"cache: {counted(len(image_set), f'{part} image')}, {format_bytes(len(file.data))}, in {location.data}"
-    )
-    return replace(image_set, storage=CachedStorage(image_set, file))
+        return sets
+    counts = " and ".join(counted(len(part), f"{name} image") for name, part in parts.items())
+    progress.say(f"cache: {counts}, {format_bytes(file.size)}, in {location.data}")
+    return [
+        replace(part, storage=CachedStorage(part, file, file.places(of_part)))
+        for part, of_part in zip(sets, stamps, strict=True)
+    ]
+
+
+def find_missing(file: CacheFile | None, sets: Sequence[ImageSet], stamps: Sequence[np.ndarray]) -> Missing:
+    """Return the images that have no entry, each once."""
+    missing: dict[tuple[int, int], tuple[ImageSet, int]] = {}
+    for image_set, of_set in zip(sets, stamps, strict=True):
+        places = np.full(len(of_set), NONE) if file is None else file.places(of_set)
+        for number in np.flatnonzero(places == NONE).tolist():
+            missing.setdefault(tuple(of_set[number].tolist()), (image_set, number))
+    return list(missing.values())
 
 
 class CachedStorage(Storage):
     """The images of a part, whose pixels are read from a cache. Everything else is that of their storage."""
 
-    def __init__(self, part: ImageSet, file: CacheFile):
+    def __init__(self, part: ImageSet, file: CacheFile, places: np.ndarray):
+        """`places`: the entry of each image of the part."""
         self.storage, self.file = part.storage, file
         self.root, self.index = part.root, part.storage.index
         self.is_encoded, self.names_are_numbers = self.storage.is_encoded, self.storage.names_are_numbers
-        self._places = None  # the place of each row in the cache; None: its own
-        if part.rows is not None:
-            self._places = np.zeros(len(self.storage), np.uint32)
-            self._places[part.rows] = np.arange(len(part), dtype=np.uint32)
+        self._places = np.zeros(len(self.storage), np.uint32)  # the entry of each row
+        self._places[slice(None) if part.rows is None else part.rows] = places
 
     def __len__(self) -> int:
         return len(self.storage)
 
     def read(self, row: int, pixels: Pixels) -> np.ndarray:
-        return self.file.read(row if self._places is None else int(self._places[row]))
+        return self.file.read(int(self._places[row]))
 
     def kinds(self, row: int, pixels: Pixels) -> Sequence[str]:
         return self.storage.kinds(row, pixels)
@@ -248,69 +312,91 @@ class CachedStorage(Storage):
 
 
 def build_cache(
-    config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
+    config: Config,
+    location: CacheLocation,
+    sets: Sequence[ImageSet],
+    stamps: Sequence[np.ndarray],
+    progress: CacheProgress,
 ) -> CacheFile | None:
-    """Build the cache and return it, or None if another run is building it. Raise OSError if it cannot be written."""
-    numbers, num_threads = range(len(image_set)), count_threads(config)
-
-    def decoded() -> Iterator[tuple[int, int, bytes | np.ndarray]]:
-        encoding = functools.partial(encode, config.DATA, image_set)
-        for _, image in read_each(numbers, encoding, "cache", num_threads, IMAGES_AHEAD_PER_THREAD):
-            if progress.signal():
-                raise StoppedBySignal(progress.signal(), "while building the image cache")
-            yield image
-
+    """Add the missing images, and return the cache, or None if another run is adding some. Raise OSError if it cannot
+    be written."""
     location.folder.mkdir(parents=True, exist_ok=True)
     with locked(location.folder / f"{location.data_set}.lock") as lock:
         if lock is None:
             progress.say(f"cache: another run is building {location.data_set}; this run reads the image files")
             return None
         try:
-            if file := open_cache(location):  # another run has just built it
+            file = open_cache(location)
+            if file and _is_mostly_unused(file, stamps):
+                file = None
+                progress.say(f"cache: removed {location.data.name}, most of whose images have changed or are gone")
+            if not (missing := find_missing(file, sets, stamps)):  # another run has just added them
                 return file
             for data in {*location.folder.glob(f"{location.data_set}-{'[0-9a-f]' * 16}.data")} - {location.data}:
                 # A run that has opened an older cache can still read it.
                 location._replace(key=data.stem[-16:]).remove()
-                progress.say(f"cache: removed {data.name}, which was built from other files or with other settings")
-            progress.say(f"cache: writing {check_space(config, location, image_set)}")
-            with contextlib.closing(decoded()) as images:
-                write_cache(location, image_set.pixels, images)
+                progress.say(f"cache: removed {data.name}, which was built with other settings")
+            progress.say(f"cache: writing {check_space(config, location, missing)}")
+            of_set = {id(image_set): of_set for image_set, of_set in zip(sets, stamps, strict=True)}
+            new = np.array([of_set[id(image_set)][number] for image_set, number in missing])
+            with contextlib.closing(_decoded(config, missing, progress)) as images:
+                write_cache(location, sets[0].pixels, file and file.index, new, images)
         finally:
             Path(lock.name).unlink(missing_ok=True)
     return open_cache(location)
 
 
-def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
+def _is_mostly_unused(file: CacheFile, stamps: Sequence[np.ndarray]) -> bool:
+    """Return whether most bytes are of images that a run with all its images does not have, so it is better to begin
+    again. An evaluation has only some of the images."""
+    if len(stamps) < 2:
+        return False
+    places = np.unique(np.concatenate([file.places(of_set) for of_set in stamps]))
+    return 2 * file.num_bytes(places[places != NONE]) < file.size
+
+
+def _decoded(config: Config, images: Missing, progress: CacheProgress) -> Iterator[tuple[int, int, bytes | np.ndarray]]:
+    """Yield height, width and content of each image in order, with a progress bar."""
+    encoding = functools.partial(encode, config, images)
+    numbers = range(len(images))
+    for _, image in read_each(numbers, encoding, "cache", count_threads(config), IMAGES_AHEAD_PER_THREAD):
+        if progress.signal():
+            raise StoppedBySignal(progress.signal(), "while building the image cache")
+        yield image
+
+
+def encode(config: Config, images: Missing, number: int) -> tuple[int, int, bytes | np.ndarray]:
     """Return the height, width and content that the cache stores for an image."""
+    image_set, index = images[number]
     try:
         pixels = image_set.read(index)
     except ImageReadError as error:
         reason = os.fsencode(str(error))
         return 0, len(reason), reason
     height, width, _ = pixels.shape
-    side, short = data.cache_side, min(height, width)
+    side, short = config.DATA.cache_side, min(height, width)
     if side is not None and short > side:
         size = side * height // short, side * width // short
-        pixels = image_set.pixels.shrunk(pixels, size, data.INTERPOLATION)
+        pixels = image_set.pixels.shrunk(pixels, size, config.DATA.INTERPOLATION)
     return *pixels.shape[:2], np.ascontiguousarray(pixels)
 
 
-def check_space(config: Config, location: CacheLocation, image_set: ImageSet) -> str:
-    """Return the size of the cache and the free space as text. Raise OSError if the cache does not fit."""
-    needed, free = estimate_bytes(config, image_set), free_bytes(location.folder)
+def check_space(config: Config, location: CacheLocation, images: Missing) -> str:
+    """Return the size of these images in the cache and the free space as text. Raise OSError if they do not fit."""
+    needed, free = estimate_bytes(config, images), free_bytes(location.folder)
     needs, has = format_bytes_apart(needed, free)
-    sizes = f"{counted(len(image_set), 'image')}, about {needs} in {location.folder}, where {has} are free"
+    sizes = f"{counted(len(images), 'image')}, about {needs} in {location.folder}, where {has} are free"
     if needed > free:
         raise OSError(f"there is not enough space for {sizes}")
     return sizes
 
 
-def estimate_bytes(config: Config, image_set: ImageSet) -> int:
-    """Return the estimated size of the set in the cache, from a sample of its images."""
-    sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
+def estimate_bytes(config: Config, images: Missing) -> int:
+    """Return the estimated size of images in the cache, from a sample of them."""
+    sample = np.linspace(0, len(images) - 1, min(len(images), NUM_SAMPLED)).astype(int).tolist()
 
-    def size_of(index: int) -> int:
-        return memoryview(encode(config.DATA, image_set, index)[2]).nbytes
+    def size_of(number: int) -> int:
+        return memoryview(encode(config, images, number)[2]).nbytes
 
     sizes = read_each(sample, size_of, "", count_threads(config))
-    return int(np.mean([size for _, size in sizes]) * len(image_set))
+    return int(np.mean([size for _, size in sizes]) * len(images))

@@ -133,9 +133,8 @@ def write_cache(folder: Path, version: int) -> None:
     from datasets.pixels import Pixels
 
     if f"images {version}" not in read_cache(folder):
-        cache.write_cache(
-            cache_at(folder, version), Pixels(1), ((1, 2, b"%d%d" % (version, number)) for number in range(2))
-        )
+        images = ((1, 2, b"%d%d" % (version, number)) for number in range(2))
+        cache.write_cache(cache_at(folder, version), Pixels(1), None, np.arange(4).reshape(2, 2), images)
     cache_at(folder, 3 - version).remove()
 
 

@@ -78,8 +78,10 @@ def outcomes(image_set) -> list:
     return found
 
 
-def files_of(config: Config, part: str = "training") -> set[str]:
-    return {path.name for path in Path(config.DATA.CACHE_PATH).glob("*") if part in path.name}
+def files_of(config: Config) -> set[str]:
+    """Return the names of the cache of the training images."""
+    name = locate_cache(config, open_sets(config)[0]).data_set
+    return {path.name for path in Path(config.DATA.CACHE_PATH).glob("*") if path.name.startswith(name)}
 
 
 # --- reading ---
@@ -117,7 +119,7 @@ def test_cache_larger_than_memory_is_accepted(tmp_path):
     location.data.touch()
     os.truncate(location.data, size)  # a hole, which uses no disk space
     builder = IndexBuilder(cache_module.COLUMNS)
-    builder.finish({"size": size, "channels": 3, "type": "uint8"}).save(location.index)
+    builder.finish({"begun": "x", "size": size, "channels": 3, "type": "uint8"}).save(location.index)
     assert CacheFile(location).data[-1] == 0
 
 
@@ -146,7 +148,7 @@ def test_cached_shards_are_shuffled_like_the_original_shards(tmp_path):
     assert_trains_alike(config, open_sets(config)[0], images)
     os.utime(next((tmp_path / "shards").glob("train*.tar")), ns=(1, 1))
     cached(config, messages := Messages())
-    assert any(line.startswith("cache: writing 30 images") for line in messages.lines)
+    assert any(line.startswith("cache: writing 10 images") for line in messages.lines), "those of the changed tar"
 
 
 def test_cache_is_reused_only_if_pixels_would_be_identical(photos):
@@ -154,10 +156,10 @@ def test_cache_is_reused_only_if_pixels_would_be_identical(photos):
     given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE": 9}]
     given.append({"CACHE": 9, "INTERPOLATION": "bilinear"})
     configs = [config_of(photos, **data) for data in given]
-    keys = [locate_cache(each, "training", open_sets(each)[0]).key for each in configs]
+    keys = [locate_cache(each, open_sets(each)[0]).key for each in configs]
     assert keys[0] == keys[1] and len(set(keys)) == len(given) - 1
     without_effect = config_of(photos, INTERPOLATION="bilinear")
-    assert locate_cache(without_effect, "training", open_sets(without_effect)[0]).key == keys[0]
+    assert locate_cache(without_effect, open_sets(without_effect)[0]).key == keys[0]
 
 
 def test_image_sets_in_memory_or_of_unknown_kind_are_not_cached(tmp_path):
@@ -181,7 +183,7 @@ def test_cached_image_files_are_synced_to_disk(photos, monkeypatch):
 
 def test_run_reads_files_while_another_run_builds_the_cache(photos):
     config, messages = config_of(photos), Messages()
-    location = locate_cache(config, "training", open_sets(config)[0])
+    location = locate_cache(config, open_sets(config)[0])
     location.folder.mkdir()
     with open(location.folder / f"{location.data_set}.lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -227,7 +229,7 @@ DAMAGED = [("data", cut), ("index", cut), ("index", partial(flip, place=0)), ("i
 def test_damaged_cache_is_detected_and_rebuilt(photos, name, damage):
     config, messages = config_of(photos), Messages()
     wanted = outcomes(cached(config))
-    damage(next(Path(config.DATA.CACHE_PATH).glob(f"*training*.{name}")))
+    damage(locate_cache(config, open_sets(config)[0]).data.with_suffix(f".{name}"))
     assert outcomes(cached(config, messages)) == wanted and not messages.warnings
     assert any(line.startswith("cache: writing 21 images") for line in messages.lines)
 
@@ -245,28 +247,88 @@ def test_cache_notices_changes_behind_links_to_the_images(photos, tmp_path):
     assert after == outcomes(open_sets(config)[0]) != before
 
 
-def test_changed_image_files_or_settings_replace_the_old_cache(photos):
+def written(messages: Messages) -> list[str]:
+    """Return how many images each message says are written."""
+    return [line.split()[2] for line in messages.lines if line.startswith("cache: writing")]
+
+
+def test_only_new_and_changed_images_are_added(photos):
+    config = config_of(photos)
+    images = cached(config)
+    wanted, before = outcomes(images), files_of(config)
+    changed = sorted((photos / "train").rglob("*.jpg"))[0]
+    draw(changed, 200)
+    draw(photos / "train" / "class1" / "new.png", 100)
+    now = cached(config, messages := Messages())
+    assert written(messages) == ["2"] and files_of(config) == before
+    assert outcomes(now) == outcomes(open_sets(config)[0]) and outcomes(images) == wanted, "an open cache stays valid"
+    cached(config, messages := Messages())
+    assert not written(messages)
+
+
+def test_folds_and_evaluations_share_the_entries_of_a_folder(photos):
+    for path in [*photos.rglob("val/*/*")]:
+        path.unlink()
+    config = config_of(photos / "train", FOLD="0/3")
+    for fold, count in (("0/3", [str(NUM_IMAGES)]), ("1/3", []), ("2/3", [])):
+        config = replaced(config, DATA={"FOLD": fold})
+        sets = cache_image_sets(config, open_sets(config), (messages := Messages()).progress)
+        assert written(messages) == count and all(map(is_cached, sets))
+        for part, files in zip(sets, open_sets(config), strict=True):
+            assert outcomes(part) == outcomes(files)
+            assert outcomes(part.take(np.array([3, 1]))) == outcomes(files.take(np.array([3, 1])))
+    assert len(files_of(config)) == 2
+
+
+def test_cache_begins_again_if_most_of_its_images_are_gone(photos):
+    for path in [*photos.rglob("val/*/*")]:
+        path.unlink()
+    config = config_of(photos / "train")
+    before = b""
+    for number, count in enumerate([str(NUM_IMAGES)] * 3):
+        for path in (photos / "train").rglob("*.*g"):
+            os.utime(path, ns=(number, number))
+        train, _ = cache_image_sets(config, open_sets(config), (messages := Messages()).progress)
+        assert written(messages) == [count]
+        assert any("removed" in line for line in messages.lines) == (number > 0)
+        before = pickle.dumps(train) if number == 0 else before
+    with pytest.raises(FileNotFoundError):  # another cache has other places
+        pickle.loads(before)
+    assert len(files_of(config)) == 2
+
+
+def test_bytes_that_a_killed_run_left_behind_the_entries_are_overwritten(photos):
+    config = config_of(photos)
+    wanted = outcomes(cached(config))
+    data = locate_cache(config, open_sets(config)[0]).data
+    size = data.stat().st_size
+    with open(data, "ab") as file:
+        file.write(b"left by a killed run" * 999)
+    cached(config, messages := Messages())
+    assert not written(messages) and outcomes(cached(config)) == wanted
+    draw(photos / "train" / "class1" / "z.png", 100)
+    assert outcomes(cached(config)) == outcomes(open_sets(config)[0]) and data.stat().st_size < size + 999
+
+
+def test_other_settings_replace_the_cache_and_other_folders_have_their_own(photos):
     config = config_of(photos)
     folder = Path(config.DATA.CACHE_PATH)
     images = cached(config)
-    wanted = outcomes(images)
-    before, val = files_of(config), files_of(config, "validation")
+    wanted, before = outcomes(images), files_of(config)
     older = folder / f"{next(iter(before)).rpartition('-')[0]}-{'0' * 16}.index"
     for path in (older, older.with_suffix(".data")):
         path.write_bytes(b"halfstep cache 3\n")
-    stranger = folder / older.name.replace("training", "training-x")
+    stranger = folder / f"{older.stem}-x.index"
     stranger.write_bytes(b"not ours")
-    os.utime(next((photos / "train").rglob("*.jpg")), ns=(1, 1))
-    for changed in (config, replaced(config, DATA={"CACHE": 20})):
-        cached(changed, messages := Messages())
-        after = files_of(config) - {stranger.name}
-        assert len(after) == 2 and not after & before and any("removed" in line for line in messages.lines)
-        assert stranger.exists() and (files_of(config, "validation") >= val or changed != config)
-        before = after
-    assert outcomes(images) == wanted
+    smaller = replaced(config, DATA={"CACHE": 20})
+    cached(smaller, messages := Messages())
+    after = files_of(config) - {stranger.name}
+    assert len(after) == 2 and not after & before and sum("removed" in line for line in messages.lines) == 3
+    assert stranger.exists() and outcomes(images) == wanted
     photos.rename(photos.parent / "others")  # another data set with the same layout
-    cached(replaced(config, DATA={"DATA_PATH": str(photos.parent / "others")}))
-    assert before < files_of(config) - {stranger.name} and len(files_of(config) - {stranger.name}) == 4
+    others = replaced(smaller, DATA={"DATA_PATH": str(photos.parent / "others")})
+    cached(others)
+    assert after <= {path.name for path in folder.iterdir()} and len(files_of(others)) == 2
 
 
 # --- in -check ---

@@ -82,7 +82,7 @@ def test_other_limits_use_the_same_cache_and_other_types_another(photos):
     config = config_of(photos)
     given = [{}, {"RANGE": (0.0, 4095.0)}, {"RGB": (2, 1, 0)}, {"PIXELS": "uint16"}]
     configs = [replaced(config, DATA=each) for each in given]
-    keys = [locate_cache(each, "training", open_sets(each)[0]).key for each in configs]
+    keys = [locate_cache(each, open_sets(each)[0]).key for each in configs]
     assert len({*keys}) == 1
     other = config_of(photos, dtype=np.float32)
-    assert locate_cache(other, "training", open_sets(other)[0]).key not in keys
+    assert locate_cache(other, open_sets(other)[0]).key not in keys

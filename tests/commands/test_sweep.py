@@ -366,3 +366,19 @@ def test_folder_of_a_sweep_has_the_short_flags_of_other_commands():
     for flag in ("-o", "-out", "-output"):
         arguments, flags = sweep.parse([flag, "sweeps/lr", "-epochs", "1"])
         assert (arguments.output, flags) == (Path("sweeps/lr"), ["-epochs", "1"])
+
+
+@pytest.mark.parametrize(
+    ("printed", "error"),
+    [
+        ("Epoch 1\nerror: one\nagain\nerror: two\n", "two"),
+        ("error: one", "one"),
+        ("Epoch 1\nKilled\n", "Killed"),
+        ("", "no output"),
+        (None, "see its output"),
+    ],
+)
+def test_table_of_a_sweep_names_the_last_error_of_a_run(tmp_path, printed, error):
+    if printed is not None:
+        (tmp_path / "output").write_text(printed)
+    assert sweep.last_error(tmp_path / "output") == error

@@ -112,7 +112,10 @@ def test_doctor_names_constants_that_are_zero_in_float16(tmp_path):
         model.blocks[5].mlp.register_buffer("temperature", torch.tensor(1e-9))
 
     case = make_case(tmp_path, plant)
-    found = {each.name: each for each in diagnose(case).vanishing}
+    diagnosis = diagnose(case)
+    found = {each.name: each for each in diagnosis.vanishing}
+    lines = [line for line in diagnosis.lines() if line.startswith("vanishes: ")]
+    assert sorted(line.split()[1] for line in lines) == sorted(found)
     case.model.blocks[5].mlp.act.eps = 1e-8  # in a module that computes in half precision
     again = {each.name: each.in_half for each in diagnose(case).vanishing}
     planted = {"blocks.2.norm1.eps", "blocks.4.norm2.weight", "blocks.5.mlp.temperature", "of_the_model"}

@@ -138,8 +138,8 @@ def test_wandb_resends_rows_that_a_kill_may_have_lost(tmp_path, monkeypatch):
         trackers = Trackers([TrackerThread("wandb", small_config(tmp_path), tmp_path, Lines())])
         trackers.begin(9, 1, [{"step": 0, "loss": 2.0}, {"step": 5, "loss": 1.0}], [])
         trackers.add("step", {"step": 9, "loss": 0.5})
-        trackers.end(Ending("done", {}, ()))
-        assert [row["step"] for row in sent] == expected
+        trackers.end(Ending("done", {"top1": 70.0}, ()))
+        assert [row["step"] for row in sent] == expected and begun.summary == {"best/top1": 70.0}
 
 
 def test_tensorboard_tracker_drops_repeated_steps_and_adds_pictures(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from PIL import Image
 
 from datasets.bad_images import BadImages
 from datasets.image_set import ImageSet
+from datasets.neighbours import nearest
 from datasets.passes import read_each
 from datasets.pixels.rules import ImageReadError
 
@@ -31,7 +32,7 @@ COLOUR_WAVES = [(0, 0), (0, 1), (1, 0)]
 SHARE = 0.35
 LEAST_CONTRAST = 32.0  # images with less contrast are nearly plain: they are the same only if their pixels are equal
 NUM_CANDIDATES = 4  # for each image
-NUM_DISTANCES = 2**24  # distances that are computed at once
+PICTURES_AT_ONCE = 256  # tiny pictures whose features are computed at once, so that they stay in the cache
 # The comparison, from the tiny pictures to the images themselves. A round: pixels on each side, steps of the alignment,
 # pixels on each side of an area, and the largest difference of near copies. The difference of two areas is the
 # difference of their mean colours, in units of NOISE levels (of 255) plus DETAIL times the contrast inside them,
@@ -140,40 +141,29 @@ class ImageContents:
 
     def _next_pairs(self, numbers: np.ndarray, compared: set, most_pairs: int | None) -> list[tuple[int, int]]:
         """Return the candidates that have not been compared, sorted."""
-        distances = self._candidates(numbers)
+        distances = self.candidates(numbers)
         pairs = sorted(distances.keys() - compared)
         if most_pairs is not None:
             pairs = sorted(sorted(pairs, key=distances.get)[: max(most_pairs - len(compared), 0)])
         return pairs
 
-    def _candidates(self, numbers: np.ndarray) -> dict[tuple[int, int], float]:
-        """Return the pairs of images that may be near copies: NUM_CANDIDATES for each image, or a few more.
+    def candidates(self, numbers: np.ndarray) -> dict[tuple[int, int], float]:
+        """Return the pairs of images that may be near copies: the NUM_CANDIDATES nearest of each image, or a few more.
 
         The values are squared distances, relative to the limit.
         """
         features, contrasts = self._features(numbers)
-        # Images that differ much in the feature that varies most are not compared.
+        # If both images of a pair find each other, the limit of the later one counts. Of equally near images, the first
+        # ones are candidates. The order is that of the feature that varies most.
         column = features.var(0).argmax() if len(numbers) else 0
         order = np.flatnonzero(contrasts >= LEAST_CONTRAST)
         order = order[np.argsort(features[order, column], kind="stable")]
         features, limits, numbers = features[order], SHARE * contrasts[order], numbers[order]
-        keys, squares = features[:, column], (features**2).sum(1)
-        lows, highs = np.searchsorted(keys, keys - limits), np.searchsorted(keys, keys + limits, "right")
-        pairs, start = {}, 0
-        while start < len(numbers):
-            block = slice(start, start + max(1, NUM_DISTANCES // len(numbers)))
-            start, window = block.stop, slice(lows[block].min(), highs[block].max())
-            distances = squares[block, None] + squares[window] - 2 * features[block] @ features[window].T
-            rows, others = np.nonzero(distances <= limits[block, None] ** 2)
-            order = np.lexsort((distances[rows, others], rows))
-            rows, others = rows[order], others[order]
-            is_chosen = np.arange(len(rows)) - np.searchsorted(rows, rows) <= NUM_CANDIDATES  # one is the image itself
-            rows, others = rows[is_chosen], others[is_chosen]
-            one, other = numbers[block][rows], numbers[window][others]
-            both, relative = np.sort(np.stack([one, other], 1), 1), distances[rows, others] / limits[block][rows] ** 2
-            is_pair = one != other
-            pairs.update(zip(map(tuple, both[is_pair].tolist()), relative[is_pair].tolist(), strict=True))
-        return pairs
+        rows, others, squares = nearest(features, limits, NUM_CANDIDATES + 1, "comparing images")  # one is the image
+        is_pair = rows != others
+        rows, others, squares = rows[is_pair], others[is_pair], squares[is_pair]
+        pairs = np.sort(np.stack([numbers[rows], numbers[others]], 1), 1)
+        return dict(zip(map(tuple, pairs.tolist()), (squares / limits[rows] ** 2).tolist(), strict=True))
 
     def _features(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the features of images, float32 [n, D], and their contrasts: the distances from plain pictures."""
@@ -181,14 +171,18 @@ class ImageContents:
         places = np.pi * (2 * np.arange(side) + 1) / (2 * side)
         waves = np.cos(np.arange(4)[:, None] * places) * np.sqrt(2 / side)
         waves[0] /= np.sqrt(2)
-        features = np.empty((len(numbers), len(WAVES) + 2 * len(COLOUR_WAVES)), np.float32)
+        channels = [(0, *wave) for wave in WAVES] + [(colour, *wave) for colour in (1, 2) for wave in COLOUR_WAVES]
+        features = np.empty((len(numbers), len(channels)), np.float32)
         contrasts = np.empty(len(numbers), np.float32)
-        for row, number in enumerate(numbers.tolist()):
-            picture = self._pictures[number, EDGE : SIDE - EDGE, EDGE : SIDE - EDGE].astype(np.float32)
-            red, green, blue = picture.transpose(2, 0, 1)
-            grey, *colours = (waves @ each @ waves.T for each in (picture.mean(2), red - green, blue - green))
-            features[row] = [grey[at] for at in WAVES] + [each[at] for each in colours for at in COLOUR_WAVES]
-            contrasts[row] = np.sqrt(((picture - picture.mean((0, 1))) ** 2).sum() / 3)
+        for start in range(0, len(numbers), PICTURES_AT_ONCE):
+            block = slice(start, start + PICTURES_AT_ONCE)
+            pictures = self._pictures[numbers[block], EDGE : SIDE - EDGE, EDGE : SIDE - EDGE].astype(np.float32)
+            red, green, blue = np.moveaxis(pictures, 3, 0)
+            planes = np.stack([(red + green + blue) / 3, red - green, blue - green])
+            strengths = waves @ planes @ waves.T
+            features[block] = np.stack([strengths[channel, :, down, right] for channel, down, right in channels], 1)
+            differences = pictures - np.einsum("nyxc->nc", pictures)[:, None, None] / side**2
+            contrasts[block] = np.sqrt((differences**2).reshape(len(pictures), -1).sum(1) / 3)
         return features, contrasts
 
     def _are_alike(self, pair: tuple[int, int]) -> bool:

@@ -39,7 +39,7 @@ def test_runs_with_one_cache_and_one_output_folder_end_as_a_run_alone(flags, tmp
     first.wait().done()
     expected = run_hash(run_folder(tmp_path / "alone"))
     assert {path.name: run_hash(path) for path in output.iterdir()} == {"first": expected, "second": expected}
-    assert len([*(tmp_path / "cache").rglob("*.data")]) == 2, "one for each part, not for each run"
+    assert len([*(tmp_path / "cache").rglob("*.data")]) == 1, "one for the folder, not for each run"
 
 
 def test_run_where_the_locale_is_c_writes_all_names_as_utf8(flags, tmp_path):

@@ -117,7 +117,7 @@ def count(write: Callable[[Path], list[str]], root: Path) -> Counter:
     from utils.distributed import Process
 
     with tempfile.TemporaryDirectory() as folder:
-        options = [f"DATA.DATA_PATH={folder}", *write(Path(folder)), "DATA.IMAGE_SIZE=16", "DATA.IMAGE_CHANNELS=3"]
+        options = [f"DATA.DATA_PATH={folder}", *write(Path(folder)), "DATA.IMAGE_SIZE=16"]
         options += [
             "DATA.BATCH_SIZE=1",
             "DATA.WORKERS=processes",
@@ -125,7 +125,10 @@ def count(write: Callable[[Path], list[str]], root: Path) -> Counter:
             "DEVICE=cpu",
             "DATA.NUM_WORKERS=0",
         ]
-        config, process = load_settings(["-cfg", "vit_digits", "-opts", *options]).config, Process(torch.device("cpu"))
+        config, process = (
+            load_settings(["-cfg", "vit_base_patch16_224", "-opts", *options]).config,
+            Process(torch.device("cpu")),
+        )
 
         def to_first_batch() -> None:
             opened = open_data(config, process=process, say=lambda line: None)

@@ -47,7 +47,8 @@ IMAGES_AHEAD_PER_THREAD = 2  # number of images that each thread decodes ahead o
 FILES_PER_TASK = 4096
 REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less space"
 
-Missing = list[tuple[ImageSet, int]]  # images without an entry
+Missing = dict[tuple[int, int], tuple[ImageSet, int]]  # {stamp: an image without an entry, as its set and number}
+Images = list[tuple[ImageSet, int]]  # each with its set and number
 
 
 # --- the files of a cache ---
@@ -121,14 +122,18 @@ class CacheFile:
             flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
             self.data = np.frombuffer(mmap.mmap(file.fileno(), self.size, flags=flags, prot=access), np.uint8)
 
+    @functools.cached_property
+    def _by_stamp(self) -> np.ndarray:
+        """Return the entries in the order of their stamps."""
+        return np.argsort(self.index.rows("stamp", len(self.starts))[:, 0], kind="stable")
+
     def places(self, stamps: np.ndarray) -> np.ndarray:
         """Return int64 [N]: the entry of each stamp [N, 2], or NONE."""
         known = self.index.rows("stamp", len(self.starts))
         if not len(known):
             return np.full(len(stamps), NONE)
-        order = np.argsort(known[:, 0], kind="stable")
-        nearest = np.searchsorted(known[:, 0], stamps[:, 0], sorter=order)
-        places = order[np.minimum(nearest, len(order) - 1)]
+        nearest = np.searchsorted(known[:, 0], stamps[:, 0], sorter=self._by_stamp)
+        places = self._by_stamp[np.minimum(nearest, len(known) - 1)]
         return np.where((known[places] == stamps).all(1), places, NONE)
 
     def num_bytes(self, places: np.ndarray) -> int:
@@ -190,6 +195,8 @@ def write_cache(
     except BaseException:
         if known is None:
             location.remove()
+        else:
+            os.truncate(location.data, known.facts["size"])  # the earlier images stay
         raise
 
 
@@ -206,17 +213,18 @@ def cache_image_sets(
     if (side := config.DATA.cache_side) and side < short_side:
         progress.warn(f"DATA.CACHE is {side}; evaluation will enlarge the cached images to {short_side}")
     train, val = image_sets
+    has_all = train is not None  # an evaluation has only some of the images
     if train is not None and train.root == val.root and train.root is not None:
-        train, val = _cached(config, {"training": train, "validation": val}, progress)
+        train, val = _cached(config, {"training": train, "validation": val}, has_all, progress)
     else:
         if train is not None:
-            (train,) = _cached(config, {"training": train}, progress)
-        (val,) = _cached(config, {"validation": val}, progress)
+            (train,) = _cached(config, {"training": train}, has_all, progress)
+        (val,) = _cached(config, {"validation": val}, has_all, progress)
     return train, val
 
 
-def _cached(config: Config, parts: dict[str, ImageSet], progress: CacheProgress) -> list[ImageSet]:
-    """Return these parts of one folder, read from its cache."""
+def _cached(config: Config, parts: dict[str, ImageSet], has_all: bool, progress: CacheProgress) -> list[ImageSet]:
+    """Return these parts of one folder, read from its cache. `has_all`: whether they are all images of the folder."""
     names = " and ".join(parts)
     sets, first = list(parts.values()), next(iter(parts.values()))
     if first.root is None:
@@ -233,7 +241,7 @@ def _cached(config: Config, parts: dict[str, ImageSet], progress: CacheProgress)
                 check_writable(location.folder)
                 progress.say(f"cache: a run writes {check_space(config, location, missing)}")
             elif progress.may_build:
-                file = build_cache(config, location, sets, stamps, progress)
+                file = build_cache(config, location, sets, stamps, has_all, progress)
     except OSError as error:
         progress.warn(f"DATA.CACHE: {error}; continuing without a cache of the {names} images. {REMEDY}")
         file = None
@@ -249,12 +257,12 @@ def _cached(config: Config, parts: dict[str, ImageSet], progress: CacheProgress)
 
 def find_missing(file: CacheFile | None, sets: Sequence[ImageSet], stamps: Sequence[np.ndarray]) -> Missing:
     """Return the images that have no entry, each once."""
-    missing: dict[tuple[int, int], tuple[ImageSet, int]] = {}
+    missing: Missing = {}
     for image_set, of_set in zip(sets, stamps, strict=True):
         places = np.full(len(of_set), NONE) if file is None else file.places(of_set)
         for number in np.flatnonzero(places == NONE).tolist():
             missing.setdefault(tuple(of_set[number].tolist()), (image_set, number))
-    return list(missing.values())
+    return missing
 
 
 class CachedStorage(Storage):
@@ -316,6 +324,7 @@ def build_cache(
     location: CacheLocation,
     sets: Sequence[ImageSet],
     stamps: Sequence[np.ndarray],
+    has_all: bool,
     progress: CacheProgress,
 ) -> CacheFile | None:
     """Add the missing images, and return the cache, or None if another run is adding some. Raise OSError if it cannot
@@ -327,7 +336,7 @@ def build_cache(
             return None
         try:
             file = open_cache(location)
-            if file and _is_mostly_unused(file, stamps):
+            if file and has_all and _is_mostly_unused(file, stamps):
                 file = None
                 progress.say(f"cache: removed {location.data.name}, most of whose images have changed or are gone")
             if not (missing := find_missing(file, sets, stamps)):  # another run has just added them
@@ -337,25 +346,20 @@ def build_cache(
                 location._replace(key=data.stem[-16:]).remove()
                 progress.say(f"cache: removed {data.name}, which was built with other settings")
             progress.say(f"cache: writing {check_space(config, location, missing)}")
-            of_set = {id(image_set): of_set for image_set, of_set in zip(sets, stamps, strict=True)}
-            new = np.array([of_set[id(image_set)][number] for image_set, number in missing])
-            with contextlib.closing(_decoded(config, missing, progress)) as images:
-                write_cache(location, sets[0].pixels, file and file.index, new, images)
+            with contextlib.closing(_decoded(config, list(missing.values()), progress)) as images:
+                write_cache(location, sets[0].pixels, file and file.index, np.array([*missing], "<u8"), images)
         finally:
             Path(lock.name).unlink(missing_ok=True)
     return open_cache(location)
 
 
 def _is_mostly_unused(file: CacheFile, stamps: Sequence[np.ndarray]) -> bool:
-    """Return whether most bytes are of images that a run with all its images does not have, so it is better to begin
-    again. An evaluation has only some of the images."""
-    if len(stamps) < 2:
-        return False
+    """Return whether most bytes are of images other than these, so that it is better to begin again."""
     places = np.unique(np.concatenate([file.places(of_set) for of_set in stamps]))
     return 2 * file.num_bytes(places[places != NONE]) < file.size
 
 
-def _decoded(config: Config, images: Missing, progress: CacheProgress) -> Iterator[tuple[int, int, bytes | np.ndarray]]:
+def _decoded(config: Config, images: Images, progress: CacheProgress) -> Iterator[tuple[int, int, bytes | np.ndarray]]:
     """Yield height, width and content of each image in order, with a progress bar."""
     encoding = functools.partial(encode, config, images)
     numbers = range(len(images))
@@ -365,7 +369,7 @@ def _decoded(config: Config, images: Missing, progress: CacheProgress) -> Iterat
         yield image
 
 
-def encode(config: Config, images: Missing, number: int) -> tuple[int, int, bytes | np.ndarray]:
+def encode(config: Config, images: Images, number: int) -> tuple[int, int, bytes | np.ndarray]:
     """Return the height, width and content that the cache stores for an image."""
     image_set, index = images[number]
     try:
@@ -383,7 +387,7 @@ def encode(config: Config, images: Missing, number: int) -> tuple[int, int, byte
 
 def check_space(config: Config, location: CacheLocation, images: Missing) -> str:
     """Return the size of these images in the cache and the free space as text. Raise OSError if they do not fit."""
-    needed, free = estimate_bytes(config, images), free_bytes(location.folder)
+    needed, free = estimate_bytes(config, list(images.values())), free_bytes(location.folder)
     needs, has = format_bytes_apart(needed, free)
     sizes = f"{counted(len(images), 'image')}, about {needs} in {location.folder}, where {has} are free"
     if needed > free:
@@ -391,7 +395,7 @@ def check_space(config: Config, location: CacheLocation, images: Missing) -> str
     return sizes
 
 
-def estimate_bytes(config: Config, images: Missing) -> int:
+def estimate_bytes(config: Config, images: Images) -> int:
     """Return the estimated size of images in the cache, from a sample of them."""
     sample = np.linspace(0, len(images) - 1, min(len(images), NUM_SAMPLED)).astype(int).tolist()
 

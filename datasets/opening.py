@@ -59,7 +59,12 @@ def open_data(
         (val,) = renumber([val], prior.outputs)
     settings, train, val = val.meaning.settle(config, prior, train, val)
     sets = (None if train is None else ImageSet.of(train, pixels)), ImageSet.of(val, pixels)
-    train, val = process.after_first(lambda: _through_cache(config, sets, cache))
+    if cache is not None and config.DATA.CACHE != "none":
+        from datasets.cache import cache_image_sets
+
+        with cache.within():
+            sets = process.after_first(lambda: cache_image_sets(config, sets, cache))
+    train, val = sets
     more, pixels, notes = pixels.measure(config, prior, process, train)
     train = None if train is None else replace(train, pixels=pixels)
     val = replace(val, pixels=pixels, notes=(*val.notes, *notes))
@@ -68,17 +73,6 @@ def open_data(
         section, name = setting.name.split(".")
         config = config.changed(section, **{name: setting.value})
     return OpenedData(train, val, settings, config)
-
-
-def _through_cache(
-    config: Config, sets: tuple[ImageSet | None, ImageSet], cache: CacheProgress | None
-) -> tuple[ImageSet | None, ImageSet]:
-    if cache is None or config.DATA.CACHE == "none":
-        return sets
-    from datasets.cache import cache_image_sets
-
-    with cache.within():
-        return cache_image_sets(config, sets, cache)
 
 
 def _read(

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[2]
-COUNT = 4  # images, of which some are held out
+COUNT = 4  # images; some of them are held out
 
 
 def draw(number: int):

@@ -2,7 +2,7 @@
 
 import io
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from configs.schema import Config
-from datasets.image_set import ImageSet
+from datasets.image_set import ImageReadError, ImageSet
 from datasets.pixels import Pixels
 from datasets.sources.arrays import ArrayStorage
 from datasets.sources.images import FileStorage
@@ -56,6 +56,18 @@ def targets_only(targets: Sequence[int] | np.ndarray, classes: list[str], **fact
 def arrays_with(images: np.ndarray, targets: np.ndarray, classes: list[str], pixels: Pixels, title: str) -> ImageSet:
     """Return images in memory."""
     return ImageSet(ArrayStorage(images, title), targets, classes, pixels=pixels)
+
+
+def break_images(images: ImageSet, rows: Collection[int]) -> None:
+    """Let the images in these rows be unreadable."""
+    read = images.storage.read
+
+    def read_or_fail(row: int, pixels: Pixels) -> np.ndarray:
+        if row in rows:
+            raise ImageReadError("broken")
+        return read(row, pixels)
+
+    images.storage.read = read_or_fail
 
 
 def draw(path: Path, shade: int = 0, size: tuple[int, int] = (6, 5)) -> None:

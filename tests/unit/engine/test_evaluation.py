@@ -12,7 +12,6 @@ from torch import nn
 
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.pixels import Pixels
-from datasets.pixels.rules import ImageReadError
 from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
@@ -23,7 +22,7 @@ from engine.predict.predictor import Predictor
 from engine.tasks.classes import ClassTally
 from engine.tasks.labels import LabelTally
 from tests.support.configs import CPU, small_config
-from tests.support.image_sets import arrays_with
+from tests.support.image_sets import arrays_with, break_images
 from tests.support.opened import open_sets
 from tests.support.properties import examples
 from tests.support.refusals import assert_names
@@ -60,14 +59,7 @@ def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
     pixels = np.broadcast_to(rng.integers(256, size=(count, 1, 1), dtype=np.uint8), (count, 8, 8)).copy()
     targets = rng.integers(num_classes, size=count)
     images = arrays_with(pixels, targets, [str(n) for n in range(num_classes)], Pixels(1), "made up")
-    read = images.storage.read
-
-    def read_or_fail(row, pixels):
-        if row in unreadable:
-            raise ImageReadError("broken")
-        return read(row, pixels)
-
-    images.storage.read = read_or_fail
+    break_images(images, unreadable)
     config = small_config(tmp_path, "DATA.BATCH_SIZE=8")
     model = kind(num_classes)
     data = build_eval_data(config, images, Process(CPU))
@@ -107,7 +99,7 @@ import sys
 from engine.tasks.classes import ClassTally
 from main_single_gpu import main
 from utils.program import exit_code
-from tests.support.image_sets import arrays_with
+from tests.support.image_sets import arrays_with, break_images
 
 add = ClassTally.add
 ClassTally.add = lambda tally, logits, targets, *more: add(tally, logits[1:], targets[1:], *more)

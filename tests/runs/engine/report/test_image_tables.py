@@ -23,7 +23,6 @@ import engine.report.image_results
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.image_set import ImageSet
 from datasets.pixels import Pixels
-from datasets.pixels.rules import ImageReadError
 from engine.evaluation.all_scores import Ranking
 from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.scores import Best
@@ -38,7 +37,7 @@ from engine.tasks.classes import ClassTally, ImageResults
 from engine.tasks.labels import LabelTally
 from engine.train.counters import EpochResult
 from tests.support.configs import CONVOLUTIONS, CPU, small_config
-from tests.support.image_sets import arrays_with
+from tests.support.image_sets import arrays_with, break_images
 from tests.support.properties import examples
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run_folder, status_of, typed
@@ -70,14 +69,7 @@ def make_images() -> ImageSet:
     pixels = np.broadcast_to(pixels[:, None, None], (NUM_IMAGES, 8, 8)).astype(np.uint8)
     images = arrays_with(pixels.copy(), targets, CLASSES, Pixels(1), "made up")
     images.storage.images[:, 0, 0] = rng.integers(160, size=NUM_IMAGES)  # sometimes the seventh output is the largest
-    read = images.storage.read
-
-    def read_or_fail(row, pixels):
-        if row in UNREADABLE:
-            raise ImageReadError("broken")
-        return read(row, pixels)
-
-    images.storage.read = read_or_fail
+    break_images(images, UNREADABLE)
     return images
 
 

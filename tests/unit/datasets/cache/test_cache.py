@@ -6,6 +6,7 @@ import pickle
 import warnings
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -295,6 +296,32 @@ def test_cache_begins_again_if_most_of_its_images_are_gone(photos):
     with pytest.raises(FileNotFoundError):  # another cache has other places
         pickle.loads(before)
     assert len(files_of(config)) == 2
+
+
+def test_cache_of_a_training_folder_begins_again_but_not_for_an_evaluation(photos):
+    config = config_of(photos)
+    for number in range(2):
+        for path in (photos / "train").rglob("*.*g"):
+            os.utime(path, ns=(number, number))
+        cached(config, messages := Messages())
+        assert any("removed" in line for line in messages.lines) == (number > 0)
+    for path in sorted((photos / "val").rglob("*.*g")):
+        os.utime(path, ns=(1, 1))
+    _, val = open_sets(config)
+    cache_image_sets(config, (None, val), (messages := Messages()).progress)
+    assert written(messages) == ["3"] and not any("removed" in line for line in messages.lines)
+
+
+def test_images_that_cannot_be_added_leave_the_cache_as_it_was(photos, monkeypatch):
+    config = config_of(photos)
+    cached(config)
+    data = locate_cache(config, open_sets(config)[0]).data
+    size = data.stat().st_size
+    draw(photos / "train" / "class1" / "z.png", 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "sync", Mock(side_effect=OSError(28, "No space left on device")))
+        assert not is_cached(cached(config, messages := Messages())) and messages.warnings
+    assert data.stat().st_size == size and is_cached(cached(config))
 
 
 def test_bytes_that_a_killed_run_left_behind_the_entries_are_overwritten(photos):

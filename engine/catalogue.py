@@ -147,8 +147,10 @@ def count_parameters(name: str) -> int:
             fills = function.__name__.endswith("_") and not function.__name__.endswith("__")
             if fills and isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
-            if function is torch.Tensor.item and tensor.is_meta:  # timm 1.0.20 reads its drop-path rates with item()
+            if function is torch.Tensor.item and tensor.is_meta:  # timm 1.0.20 reads its drop-path rates
                 return 0.0
+            if function is torch.Tensor.tolist and tensor.is_meta:
+                return [0.0] * len(tensor)
             return function(*args, **kwargs or {})
 
     with torch.device("meta"), WithoutInitialValues():

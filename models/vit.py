@@ -4,8 +4,7 @@ import contextlib
 import inspect
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from configs.schema import VIT_FIELDS, Config, Model
 from utils.errors import ConfigError
@@ -40,11 +39,10 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
             **dynamic_size(config),
             **model.KWARGS,
         )
-    if model.POS_EMBED == "sincos2d":
-        rows = sincos2d(built.patch_embed.grid_size, model.EMBED_DIM).to(built.pos_embed)
-        with torch.no_grad():
-            built.pos_embed.zero_()[:, -len(rows) :] = rows  # class token and registers come first and have no position
-        built.pos_embed.requires_grad_(False)
+    if model.POS_EMBED != "learn":
+        from models.positions import fix_positions
+
+        fix_positions(model, built)
     return built
 
 
@@ -52,16 +50,6 @@ def architecture_of(model: Model) -> dict[str, Any]:
     """Return timm's arguments for the settings of the architecture. For timm, fixed positions are learned too."""
     pos_embed = "learn" if model.POS_EMBED == "sincos2d" else model.POS_EMBED
     return {name.lower(): getattr(model, name) for name in VIT_FIELDS} | {"pos_embed": pos_embed}
-
-
-def sincos2d(grid: tuple[int, int], width: int) -> Tensor:
-    """Return MoCo v3's position embedding [patches, width] in big_vision's order: sines and cosines of x, then of y."""
-    if width % 4:
-        raise ConfigError(f"MODEL.EMBED_DIM: {width} is not a multiple of 4, which MODEL.POS_EMBED sincos2d needs")
-    frequencies = 10_000.0 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
-    y, x = torch.meshgrid(*(torch.arange(side, dtype=torch.float64) for side in grid), indexing="ij")
-    angles = [each.flatten()[:, None] * frequencies for each in (x, y)]
-    return torch.cat([function(angle) for angle in angles for function in (torch.sin, torch.cos)], dim=1)
 
 
 def check_patches(config: Config, patch_size: int) -> None:

@@ -20,7 +20,7 @@ PARTS = {
 
 # Features that most runs do not use. Other files import them only inside the functions that use them.
 RARE = tuple(
-    """configs.translate.paddlevit_files models.weights.paddle models.lora models.trace
+    """configs.translate.paddlevit_files models.weights.paddle models.lora models.positions models.trace
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.loading.replacements
     datasets.sources.remote engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels
@@ -119,7 +119,7 @@ PACKAGES = {
     ).split(),
     "models": (
         "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights "
-        "vit timm_models __init__"
+        "positions vit timm_models __init__"
     ).split(),
     "datasets": (
         "order types targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes "

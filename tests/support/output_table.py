@@ -10,6 +10,7 @@ import csv
 import difflib
 import importlib
 import inspect
+import json
 import os
 import re
 import shlex
@@ -37,14 +38,16 @@ FILES = {
     "runtime/ort.wasm.bundle.min.mjs": "// a runtime\n",
     "runtime/ort-wasm-simd-threaded.wasm": "binary\n",
 }
-OF_RUNS = "3.0.0"  # the version that wrote tests/data/output_runs
+ABOUT = json.loads((STORED / "vit/status.json").read_text())["about"]
+OF_RUNS = {name: ABOUT[name].partition(",")[0] for name in ("halfstep", "torch", "timm")}  # that wrote STORED
 # Parts of the output that depend on the machine, the moment or the version: {pattern: placeholder}
 VOLATILE = {
     **{
-        rf"\b{re.escape(version(name).partition('+')[0])}(\+\w+)?\b": f"<{name}>"
+        rf"\b{re.escape(found.partition('+')[0])}(\+\w+)?\b": f"<{name}>"
         for name in ("torch", "timm", "onnxruntime")
+        for found in {version(name), OF_RUNS.get(name, version(name))}
     },
-    rf"\b({re.escape(utils.VERSION)}|{re.escape(OF_RUNS)})(, commit [\w-]+)?": "<halfstep>",
+    rf"\b({re.escape(utils.VERSION)}|{re.escape(OF_RUNS['halfstep'])})(, commit [\w-]+)?": "<halfstep>",
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(\+\d\d:\d\d|Z)?( UTC)?": "DATE",
     r"train-\d{8}-\d\d-\d\d-\d\d": "train-DATE",
 }
@@ -138,7 +141,7 @@ ROWS = {
     "export_web": "export.py runs/vit -to web -output page -runtime runtime && predict.py page/model.onnx new -top 2 "
     "-json out.json",
     # the others
-    "models": "models.py && models.py test_vit && models.py 'vit_tiny*' in21k -all",
+    "models": "models.py && models.py convnextv2_atto && models.py 'vit_*' tinyclip -all",
     "sweep_table": "sweep.py -output runs/sweep -table && sweep.py -output runs/sweep -trial 4",
     "sweep_plan": "sweep.py -cfg base.yaml -over MODEL.DEPTH=2,4 TRAIN.BASE_LR=1e-3,3e-3 -seeds 0,2 -folds 2 -output "
     "grid -table",

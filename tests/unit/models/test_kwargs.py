@@ -1,5 +1,7 @@
 """MODEL.KWARGS reaches timm's constructors, and every change to a model's computation keeps timm's numbers."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import timm
@@ -9,6 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from configs.schema import Arguments, Model
 from models import build_model
 from models.kwargs import check_kwargs
+from models.positions import loses_tokens
 from models.transforms import choose_transforms
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import refused
@@ -30,6 +33,10 @@ def test_model_arguments_give_logits_and_gradients_of_plain_timm_model(tmp_path,
     given = {name: value for name, value in kwargs.items() if name != "pos_embed"}
     fields = {"POS_EMBED": kwargs.get("pos_embed", "learn"), "KWARGS": Arguments(given)}
     config = replaced(small_config(tmp_path), MODEL=fields, PRECISION={"RESIDUAL": "float32"})
+    if config.MODEL.POS_EMBED == "none" and loses_tokens():  # timm 1.0.25 and earlier
+        with refused(ConfigError, "MODEL.POS_EMBED", "1.0.26 or later"):
+            build_model(config, 5)
+        return
     torch.manual_seed(0)
     theirs, ours = VisionTransformer(**FIELDS, **kwargs), build_model(config, 5)
     for parameter in theirs.parameters():
@@ -45,6 +52,15 @@ def test_model_arguments_give_logits_and_gradients_of_plain_timm_model(tmp_path,
         found.append([logits, *(parameter.grad for parameter in model.parameters())])
     near = {"rtol": 1e-4, "atol": 1e-4} if half is None else {"rtol": 0.05, "atol": 0.5}
     torch.testing.assert_close(found[1], found[0], **near)
+
+
+def test_model_whose_tokens_timm_would_lose_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("models.positions.loses_tokens", lambda: True)
+    for without_tokens in (False, True):
+        arguments = {"class_token": False, "global_pool": "avg"} if without_tokens else {}
+        config = replaced(small_config(tmp_path), MODEL={"POS_EMBED": "none", "KWARGS": Arguments(arguments)})
+        with nullcontext() if without_tokens else refused(ConfigError, "MODEL.POS_EMBED", timm.__version__, "learn"):
+            build_model(config, 5)
 
 
 def test_fixed_position_embeddings_match_big_vision(tmp_path):

@@ -12,12 +12,14 @@ from datasets.image_set import ImageSet, Table
 from datasets.pixels import Pixels
 from datasets.pixels.kinds import pixels_of
 from datasets.sources.read import read_source
-from datasets.split import MOST_SEARCHED, describe_split, split
-from datasets.split.parts import warn_of_lacking_classes
+from datasets.split import describe_split, split, warn_of_lacking_classes
 from datasets.types import NO_PRIOR_FACTS, CacheProgress, PriorFacts, SavedData, Settled
+from utils.commands import page
 from utils.distributed import Process
-from utils.errors import DataError
+from utils.errors import DataError, did_you_mean
 from utils.text import is_url
+
+MOST_SEARCHED = 5_000  # images; a larger set is divided without a search for copies, which reads them all
 
 PartsToRead = Literal["both", "validation"]  # the parts to read; with "validation", the training part may be missing
 Parts = tuple[Table | None, Table]  # training images (None if only the others are read), validation images
@@ -96,19 +98,20 @@ def _read(
 
 def _with_copies(config: Config, read: Read, only_validation: bool, saved: SavedData | None, process: Process) -> Read:
     """Return the images with their copies if some of them will be held out of a small set of files. Collective."""
-    (train, val), data = read, config.DATA
-    if val is not None or train.storage.in_memory or is_url(data.DATA_PATH):
+    (table, val), data = read, config.DATA
+    if val is not None or table.storage.in_memory or is_url(data.DATA_PATH):
         return read
     if saved and saved.split:
         is_divided = bool(saved.split.get("copies"))
     else:
-        is_published = train.split.get("rule") == "position"
+        is_published = table.split.get("rule") == "position"
         is_divided = bool(data.VAL_FRACTION or data.FOLD or data.FOLDS) and not (only_validation or is_published)
-    if not is_divided or (len(train) > MOST_SEARCHED and not saved):
+    if not is_divided or (len(table) > MOST_SEARCHED and not saved):
         return read
-    from datasets.copy_search import with_copies
+    from datasets.split.together import find_copies
 
-    return with_copies(train, pixels_of(data), saved, process), None
+    copies = process.first(lambda: find_copies(table, pixels_of(data), saved, MOST_SEARCHED))
+    return table if copies is None else replace(table, copies=copies), None
 
 
 def _finish(
@@ -120,9 +123,7 @@ def _finish(
     train, val = _divide(config, train, val, saved, only_validation)
     for part, table in (("training", train), ("validation", val)):
         if table is not None and not len(table):
-            from datasets.split.refusals import empty_part_error
-
-            raise empty_part_error(config, part, whole)
+            raise _empty_part_error(config, part, whole)
     numbered, notes = _number_classes(config, [val] if train is None else [train, val], saved, only_validation)
     pixels, pixel_notes = ImageSet.of(numbered[0], pixels_of(data)).look_into(is_url(data.DATA_PATH))
     train, val = (None if train is None else numbered[0]), numbered[-1]
@@ -142,15 +143,17 @@ def _divide(
     """Return both parts, or only the validation images that are scored. `train` are all images if there is no `val`."""
     if not only_validation:
         if val is None:
-            return split(config, train, saved)
-        from datasets.split.refusals import check_own_parts
+            return split(config, train, saved).tables(train)
+        if config.DATA.FOLD or config.DATA.FOLDS:
+            from datasets.split.folds import refuse_of_own_parts
 
-        check_own_parts(config, train, val)
+            refuse_of_own_parts(config, val.split["validation"])
+        _refuse_untrained_class(train, val)
         return train, val
     if val is None:
         from datasets.split.trained_on import split_to_evaluate
 
-        _, val = split_to_evaluate(config, train, saved)
+        val = split_to_evaluate(config, train, saved)
     if saved and not config.DATA.CLASSES:
         from datasets.known_classes import without_new_classes
 
@@ -200,6 +203,34 @@ def _describe_counts(train: Table | None, val: Table) -> list[str]:
     if lines and val.split["rule"] == "folders":
         lines += warn_of_lacking_classes(val.classes, *counts)
     return lines
+
+
+def _empty_part_error(config: Config, part: str, whole: Table) -> DataError:
+    """Return an error that explains why a part is empty. `whole`: the validation images, or all images."""
+    data, name = config.DATA, config.DATA.DATASET
+    held_out = f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
+    group = f"; each value of DATA.GROUP_BY ({data.GROUP_BY}) stays whole" if data.GROUP_BY else ""
+    by_fraction = part == "validation" and data.VAL_FRACTION and not (data.FOLD or data.GROUP_BY)
+    alone = ""
+    if by_fraction and whole.count_classes().max(initial=0) == 1:
+        alone = "; a class needs two images, so that one can be held out"
+    return DataError(
+        f"DATA.DATA_PATH: {data.DATA_PATH} has no {part} images for -dataset {name}; check the lists or folders there, "
+        f"and {held_out} if the data has no validation part of its own{group}{alone} (layouts: {page('docs/data.md')})"
+    )
+
+
+def _refuse_untrained_class(train: Table, val: Table) -> None:
+    """Raise DataError if only validation images have a class."""
+    trained = train.count_classes() > 0
+    unknown = np.flatnonzero((val.count_classes() > 0) & ~trained)
+    if len(unknown) and val.split["rule"] == "folders":
+        name, known = val.classes[unknown[0]], [train.classes[number] for number in np.flatnonzero(trained)]
+        first = int(val.with_any(unknown[:1]).argmax())
+        raise DataError(
+            f"{val.name(first)}: class {name} does not occur in the training images, so it would never be trained; "
+            f"correct the label, or add training images{did_you_mean(name, known)}"
+        )
 
 
 def _refuse_one_class(config: Config, train: Table | None, val: Table) -> None:

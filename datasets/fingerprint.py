@@ -2,13 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
 from datasets.image_set import Table
-from utils.runs import OF_A_PART, SIZES, changed_facts
+from utils.runs import OF_A_PART
 
 NUM_SIZES = 64  # files of each part whose sizes are compared; all sizes would take minutes on a network disk
 CLASSES = "classes and their order"
@@ -46,11 +45,6 @@ def validation_facts(val: Table) -> dict[str, int | str]:
     names = [f"{os.path.basename(val.name(index))} {name}" for index, name in enumerate(classes)]
     content = "\n".join(sorted(names)).encode(errors="surrogateescape")
     return {"num_images": len(val), "digest": hashlib.sha256(content).hexdigest()}
-
-
-def is_other_data(facts: Mapping[str, Any], val: Table) -> bool:
-    """Return whether the file sizes of the validation images differ from the sizes in the facts of a run."""
-    return any(fact.startswith(SIZES) for fact in changed_facts(facts, data_facts(None, val)))
 
 
 def _digest(content: Iterable[bytes | np.ndarray]) -> str:

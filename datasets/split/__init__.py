@@ -29,13 +29,6 @@ class Parts:
     folds: np.ndarray | None = None  # int32 [N], if folds were drawn
     class_folders: Set[bytes] = frozenset()
 
-    @property
-    def held_out(self) -> np.ndarray:
-        """Return bool [N], the images that are held out."""
-        held_out = np.zeros(len(self.columns["train.row"]) + len(self.columns["val.row"]), bool)
-        held_out[self.columns["val.row"]] = True
-        return held_out
-
     def tables(self, table: Table) -> tuple[Table, Table]:
         """Return the training and the validation images of the set."""
         notes = (*table.notes, *self.notes)
@@ -109,7 +102,8 @@ def divide(table: Table, record: dict, saved: SavedData | None = None) -> Parts:
         if saved and record.get("copies"):
             from datasets.split.listed import keep_listed, read_split, split_table
 
-            held_out = keep_listed(table, parts.held_out, dict(read_split(split_table(saved))), copy_groups)
+            listed = dict(read_split(split_table(saved)))
+            held_out = keep_listed(table, parts.columns["val.row"], listed, copy_groups)
             parts = replace(parts, columns=columns_of(held_out, table.targets))
         return replace(parts, notes=[*notes, *parts.notes])
     held_out = _by_position(table, record) if folds is None else folds == record["fold"]

@@ -94,25 +94,30 @@ def draw_for_classes(table: Table, record: dict, hashes: np.ndarray, copy_groups
     if not (is_emptied | is_lacking).any():
         return held_out
     groups = hashes  # equal for images that must be in the same part
-    if hashes_names(record):  # images of two classes may have the same name, without its class folder
+    if hashes_names(record) and len(np.unique(hashes)) < len(hashes):
+        # Images of two classes with the same name, without its class folder, need not be in the same part.
         groups = split_hashes(table, record, frozenset(), copy_groups)
     if is_emptied.any():
         held_out &= ~np.isin(groups, groups[table.with_any(np.flatnonzero(is_emptied))])
     if record["fraction"] > 0:
-        held_out |= _lowest_of_classes(table, hashes, groups, held_out, is_emptied)
+        held_out |= _lowest_of_classes(table, hashes, groups, held_out, counts, is_emptied)
     return held_out
 
 
 def _lowest_of_classes(
-    table: Table, hashes: np.ndarray, groups: np.ndarray, held_out: np.ndarray, takes_all: np.ndarray
+    table: Table,
+    hashes: np.ndarray,
+    groups: np.ndarray,
+    held_out: np.ndarray,
+    counts: np.ndarray,
+    takes_all: np.ndarray,
 ) -> np.ndarray:
     """Return bool [N]: for each class without held-out images, the images with the lowest hash that can be held out.
 
-    No image is held out if a class would then lose all its training images. A class in `takes_all` (bool [classes])
-    holds out as many images as possible. `groups` also orders images with equal hashes.
+    No image is held out if a class would then lose all its training images. `counts` are the images of each class.
+    Classes in `takes_all` (bool [classes]) hold out as many images as possible. `groups` also orders equal hashes.
     """
-    chosen = np.zeros_like(held_out)
-    counts, num_held_out = table.count_classes(), table.count_classes(held_out)
+    chosen, num_held_out = np.zeros_like(held_out), table.count_classes(held_out)
     lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
     if not len(lacking):
         return chosen

@@ -191,16 +191,6 @@ def refuse_empty_folds(config: Config, folds: np.ndarray) -> None:
         )
 
 
-def refuse_of_own_parts(config: Config, validation: str) -> None:
-    """Raise ConfigError if folds are wanted of data with its own validation images."""
-    for name, value in (("DATA.FOLD", config.DATA.FOLD), ("DATA.FOLDS", config.DATA.FOLDS)):
-        if value:
-            raise ConfigError(
-                f"{name} is {value}, but {config.DATA.DATASET} has its own validation images ({validation}); "
-                f"leave {name} out, or set -data_path to the folder or file of one part to divide only that part"
-            )
-
-
 def describe_all(config: Config, record: dict) -> str:
     """Return how a run on all images is measured, for the log."""
     if "folds" not in record:

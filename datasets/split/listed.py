@@ -87,16 +87,17 @@ def listed_copies(table: Table, saved: SavedData) -> np.ndarray | None:
 
 
 def keep_listed(
-    table: Table, held_out: np.ndarray, listed: Mapping[str, str], copy_groups: Sequence[np.ndarray] = ()
+    table: Table, val_rows: np.ndarray, listed: Mapping[str, str], copy_groups: Sequence[np.ndarray] = ()
 ) -> np.ndarray:
     """Return bool [N]: the images that are held out if each has the part in `listed`.
 
-    Images that are not listed have the part of their copies, or else stay in the part of `held_out`. Without copies,
+    Images that are not listed have the part of their copies, or else stay where `val_rows` has them. Without copies,
     hashes suffice: a copy that is added under a shorter name would move the others.
     """
     parts = [listed.get(name) for name in names_of(table)]
     is_listed = np.array([part in PARTS for part in parts], bool)
-    held_out = np.where(is_listed, [part == PARTS[1] for part in parts], held_out)
+    held_out = np.isin(np.arange(len(table)), val_rows)
+    held_out[is_listed] = [part == PARTS[1] for part in parts if part in PARTS]
     for rows in copy_groups:
         known = rows[is_listed[rows]]
         if len(known):

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.schema import Config
-from datasets.fingerprint import is_other_data, validation_facts
+from datasets.fingerprint import data_facts, validation_facts
 from datasets.image_set import ALL, Table
 from datasets.split import DRAWN, FOLDS, columns_of, divide, split
 from datasets.split.by_hash import CLASS_FOLDERS, with_class_folders
 from datasets.split.listed import PARTS, keep_listed, read_split, split_table
 from datasets.types import SavedData
 from utils.errors import ConfigError
+from utils.runs import SIZES, changed_facts
 from utils.text import warning
 
 AS_LISTED = (
@@ -65,13 +66,14 @@ def _held_out_by_run(config: Config, table: Table, saved: SavedData) -> Table | 
     _, val = parts.tables(table)
     is_unchanged = validation_facts(val) == saved.validation
     if not is_same:
-        return val if is_unchanged and not is_other_data(saved.facts, val) else None
+        has_other_sizes = any(fact.startswith(SIZES) for fact in changed_facts(saved.facts, data_facts(None, val)))
+        return val if is_unchanged and not has_other_sizes else None
     if is_unchanged:
         return val
     if record["rule"] == FOLDS and not table.storage.names_are_numbers:  # `divide` has read the list
         return replace(val, notes=(*val.notes, AS_LISTED if split_table(saved) else WITHOUT_LIST))
     if listed := _listed_parts(saved):
-        columns = columns_of(keep_listed(table, parts.held_out, listed), table.targets)
+        columns = columns_of(keep_listed(table, parts.columns["val.row"], listed), table.targets)
         _, val = replace(parts, columns=columns, notes=[AS_LISTED], folds=None).tables(table)
     return val
 

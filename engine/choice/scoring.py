@@ -110,7 +110,7 @@ def fold_of_each(images: ImageSet) -> np.ndarray:
     if images.trains_on_all:
         record["rule"] = "position"
     for fold in range(FOLDS):
-        folds[divide(images, record | {"fold": fold}).held_out] = fold
+        folds[divide(images, record | {"fold": fold}).columns["val.row"]] = fold
     return folds
 
 

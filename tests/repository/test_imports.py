@@ -63,7 +63,7 @@ def test_rare_features_are_imported_only_where_they_are_used():
 
 def test_only_open_data_reads_sources():
     """Other packages get images that are divided, numbered and measured. They import single helpers of the sources."""
-    functions = re.findall(r"import (read_\w+)$", (ROOT / "datasets/sources/read.py").read_text(), re.M)
+    functions = re.findall(r"import (read_\w+)$", (ROOT / "datasets/opening.py").read_text(), re.M)
     readers = {*functions, "read_source", "read_class_folders"}
     modules = {module_of(path) for path in (ROOT / "datasets" / "sources").rglob("*.py")}
     for path in (path for room in TOWER if room != "datasets" for path in (ROOT / room).rglob("*.py")):
@@ -126,7 +126,7 @@ PACKAGES = {
         "pixels.decode pixels.card transforms.operations transforms.augment pixels.survey pixels pixels.native "
         "pixels.kinds image_set sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables "
         "targets.of_task balance changes fingerprint split known_classes bad_images transforms sources "
-        "sources.torchvision_sets sources.read loading.replacements loading neighbours identity copies copy_search "
+        "sources.torchvision_sets loading.replacements loading neighbours identity copies copy_search "
         "overlap cache opening build __init__"
     ).split(),
     "engine": (

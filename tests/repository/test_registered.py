@@ -140,7 +140,7 @@ def test_registered_optimizer_has_fused_kernels_and_uses_its_settings(name):
 # Data sets
 
 
-OF_SOURCES = text_of("datasets/sources/read.py")
+OF_SOURCES = text_of("datasets/opening.py")
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -148,7 +148,7 @@ def test_registered_data_source_is_read(name):
     """tests/unit/datasets/test_every_source.py reads each of them."""
     by_torchvision = name.startswith(("torchvision/", "cifar"))
     case = rf'case .*"{name}"'
-    assert by_torchvision or re.search(case, OF_SOURCES), f"datasets/sources/read.py: add a case for {name}"
+    assert by_torchvision or re.search(case, OF_SOURCES), f"datasets/opening.py: add a case for {name}"
 
 
 def test_every_case_of_a_data_source_has_a_row():

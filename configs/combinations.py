@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.removed import REMOVED
 from configs.schema import AUTO, Config
@@ -14,6 +14,9 @@ from configs.values import SETTINGS, to_text
 from utils.commands import page
 from utils.errors import ConfigError
 from utils.text import is_url, problem_of
+
+if TYPE_CHECKING:
+    from configs.refusals import Refusal
 
 Origins = Mapping[str, str]  # {full key: where the value was set}
 
@@ -54,10 +57,24 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
         raise ConfigError(re.sub(r"\{([A-Z_.]+)\}", named, message))
 
 
+def refusals_of(task: str) -> "tuple[Refusal, ...]":
+    """Return the settings that contradict a task or have no effect with it."""
+    match task:
+        case "labels":
+            from configs.refusals import LABELS
+
+            return LABELS
+        case "numbers":
+            from configs.refusals import NUMBERS
+
+            return NUMBERS
+    return ()
+
+
 def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins) -> Iterator[str]:
     """Yield a message for each setting that contradicts what the model learns."""
     task, metric, defaults = config.task, config.TRAIN.BEST_METRIC, Config()
-    for rule in task.refused:
+    for rule in refusals_of(config.task_name):
         if rule.if_typed and not is_typed(rule.setting, origins) or rule.only_in_training and config.START.EVAL:
             continue
         value, default = (attrgetter(rule.setting)(settings) for settings in (config, defaults))

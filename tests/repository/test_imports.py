@@ -113,7 +113,7 @@ def test_no_file_beside_a_script_has_the_name_of_a_standard_module():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "configs": (
-        "__init__ tables refusals schema removed values yaml_files arguments rare_combinations combinations translate "
+        "__init__ refusals tables schema removed values yaml_files arguments rare_combinations combinations translate "
         "translate.timm_arguments translate.other_programs typed_names flags translate.paddlevit_files "
         "translate.paddlevit load"
     ).split(),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from configs.combinations import IN_THEIR_ORDER, refusals_of
+from configs.checks import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.copies import Copies, are_equal, find_copies
@@ -154,8 +154,7 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     fewest = f"{present.min():,} to " if present.min() < present.max() else ""
     notes = [f"{len(names):,}, each with {fewest}{counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
-        refused = {each.setting for each in refusals_of(config.task_name)}
-        may_repeat = "DATA.SAMPLER" not in refused and config.DATA.DATASET not in IN_THEIR_ORDER
+        may_repeat = not config.task.has_several_classes and config.DATA.DATASET not in IN_THEIR_ORDER
         remedies = f"; {'DATA.SAMPLER=balanced or ' * may_repeat}TRAIN.CLASS_WEIGHTS=auto (-opts) helps small classes"
         notes.append(f"uneven: {names[counts.argmax()]} has the most images{remedies * bool(train and counts.all())}")
     if (config.MODEL.NUM_CLASSES or 0) > len(names):

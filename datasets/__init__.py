@@ -8,6 +8,7 @@ from datasets.build import (
     build_order,
     build_preparation,
     build_train_data,
+    choose_workers,
     class_weights,
     invent_images,
     watches,
@@ -15,7 +16,6 @@ from datasets.build import (
 from datasets.fingerprint import validation_facts
 from datasets.image_set import ImageSet
 from datasets.loading.readers import EvalData, TrainData, Window
-from datasets.loading.workers import choose_workers
 from datasets.opening import OpenedData, open_data
 from datasets.order import Piece
 from datasets.split import write_split

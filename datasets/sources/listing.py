@@ -30,20 +30,21 @@ from datasets.index import (
 from datasets.sources.folder import read_split_folders
 from datasets.sources.images import FileStorage, normal_paths, on_disk, stays_inside
 from datasets.sources.layout import data_root, expected_layout, own_split, path_below_data
-from datasets.targets.labels import ROWS_AT_ONCE, OneLabel
+from datasets.targets.class_labels import OneLabel
+from datasets.targets.labels import ROWS_AT_ONCE, Labels, LabelWriter, Values, store_targets, stored_labels
 from utils.errors import DataError, not_a_file
 from utils.text import counted, first_of, warning
 
 NUM_CHECKED = 10  # files of each list that are looked up at the start; looking up all of ImageNet would take minutes
 NUM_NAMED = 10  # repeated or shared paths that the log names
-COLUMNS = {"path": TEXT, "group": TEXT, "folder": TEXT}  # columns of each list, besides those of its targets
+COLUMNS = ("path", "group", "folder")  # columns of each list, besides those of its labels
 
 
 class Rows(NamedTuple):
-    """Some lines of a list in their order: path as written, label as read, line number, value of DATA.GROUP_BY."""
+    """Some lines of a list in their order: path as written, label, line number, value of DATA.GROUP_BY."""
 
     paths: list[str]
-    labels: Sequence[str] | np.ndarray
+    labels: Values  # parsed
     lines: np.ndarray
     groups: list[str]  # empty without DATA.GROUP_BY
 
@@ -54,8 +55,10 @@ class Lists:
 
     files: list[Path]
     read: Callable[[Path, Callable[[Rows], None]], None]  # passes all rows to a function
-    reading: OneLabel  # converts labels to targets
+    kind: type[OneLabel]  # of targets
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
+    names: Sequence[str] = ()  # of the columns of labels
+    labels_are: str = ""  # "numbers" if labels must be class numbers
 
 
 @contextlib.contextmanager
@@ -77,16 +80,17 @@ def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
 
     Paths are relative to DATA.IMAGE_ROOT, or to the folder of the list if it is not set, and must not lead out of it.
     """
-    beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
-    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 4}
-    of_list = COLUMNS | lists.reading.columns
-    columns = {f"{number}.{name}": kind for number in range(len(lists.files)) for name, kind in of_list.items()}
+    beside, numbers = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}"), range(len(lists.files))
+    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 5}
+    columns = {f"{number}.{name}": TEXT for number in numbers for name in COLUMNS}
+    for number in numbers:
+        columns |= LabelWriter.columns(lists.kind, number)
     index = open_or_build(
         index_paths(config, beside), columns, made_of, lambda builder: _Builder(config, lists, builder).build()
     )
-    targets = lists.reading.from_lists(index, lists.files)
+    targets = lists.kind.of_labels(config, _labels_in(index, lists, index.facts["folder_names"]))
     tables = []
-    for number in range(len(lists.files))[-1 if only_last else 0 :]:
+    for number in numbers[-1 if only_last else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
         root = Path(config.DATA.image_root).expanduser() if config.DATA.image_root else file.parent
         _check_paths(index, file, number, root)
@@ -95,8 +99,14 @@ def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
         split = own_split(lists.files[0], lists.files[-1])
         groups = groups if len(groups) else None
         tables.append(Table(files, *targets[number], split=split, groups=groups))
-    notes = (*_notes(config, index, lists, only_last), *lists.reading.describe(tables[0]))
+    notes = (*_notes(config, index, lists, only_last), *targets[0].meaning.describe(config, tables[0]))
     return [*tables[:-1], replace(tables[-1], notes=notes)]
+
+
+def _labels_in(index: Index | IndexBuilder, lists: Lists, folders: Sequence[str] = ()) -> list[Labels]:
+    """Return the labels of each list. `folders`: of the labels of the first list."""
+    facts = {"names": lists.names, "texts_are": lists.labels_are, "folders": folders}
+    return [stored_labels(index, file, number, **facts) for number, file in enumerate(lists.files)]
 
 
 class _Builder:
@@ -105,16 +115,19 @@ class _Builder:
     def __init__(self, config: Config, lists: Lists, builder: IndexBuilder):
         self.config, self.lists, self.builder = config, lists, builder
         self.hashes = RowHashes()
-        self.targets = [lists.reading.listed(builder, number) for number in range(len(lists.files))]
+        self.labels = [LabelWriter(builder, number) for number in range(len(lists.files))]
 
     def build(self) -> dict:
-        for number, file in enumerate(self.lists.files):
-            self._read(number, file)
-        facts = self.lists.reading.finish(self.builder, self.targets, self.lists.files)
-        return facts | self._compare()
+        folders = [self._read(number, file) for number, file in enumerate(self.lists.files)]
+        facts = {"folder_names": self.labels[0].folders(folders[0])} | self._compare()
+        for labels in self.labels:
+            labels.finish()
+        store_targets(self.config, self.lists.kind, self.builder, _labels_in(self.builder, self.lists))
+        return facts
 
-    def _read(self, number: int, file: Path) -> None:
-        folders, targets = Distinct(), self.targets[number]
+    def _read(self, number: int, file: Path) -> list[str]:
+        """Add the rows of a list. Return its folders."""
+        folders = Distinct()
 
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
@@ -122,14 +135,15 @@ class _Builder:
                 raise DataError(f"{file}, line {line}: the path contains a zero byte; save the list again as UTF-8")
             self.builder.add(f"{number}.path", paths := encoded(rows.paths))
             places = folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
-            targets.add(rows.labels, rows.lines, places)
+            self.labels[number].add(rows.labels, rows.lines, places)
             self.hashes.add(normal_paths(paths))
             if rows.groups:
                 self.builder.add(f"{number}.group", encoded(rows.groups))
 
         self.lists.read(file, add)
-        targets.finish(list(folders.numbers))
-        self.builder.add(f"{number}.folder", encoded(list(folders.numbers)))
+        names = list(folders.numbers)
+        self.builder.add(f"{number}.folder", encoded(names))
+        return names
 
     def _compare(self) -> dict:
         """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists."""
@@ -145,8 +159,8 @@ class _Builder:
             parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
             for part, rows_of_part in enumerate(parts[: len(texts)]):
                 repeated[part] += rows_of_part[1:]
-                targets = self.targets[part].of_rows[rows_of_part]
-                num_different[part] += int(np.any(targets != targets[:1], axis=(*range(1, targets.ndim),)).sum())
+                labels = self.labels[part].rows()[rows_of_part]
+                num_different[part] += int((labels != labels[:1]).any(1).sum())
             if parts[0]:
                 shared += parts[1]
         groups = []
@@ -241,7 +255,7 @@ def read_imagenet(config: Config, only_validation: bool) -> tuple[Table | None, 
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
         with open_list(file):
             pass  # refuses anything but a regular file
-    lists = Lists(files, read_list_file, OneLabel(config, allow_names=False))
+    lists = Lists(files, read_list_file, OneLabel, labels_are="numbers")
     tables = to_tables(config, lists, only_validation)
     return tables[0], tables[-1]
 

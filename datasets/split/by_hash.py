@@ -161,7 +161,7 @@ def class_folders_of(image_set: Table, record: dict) -> Set[bytes]:
     """
     if not hashes_names(record):
         return set()
-    names = image_set.meaning.numbering.folders(record.get(CLASS_FOLDERS, image_set.classes))
+    names = image_set.meaning.class_folders(record.get(CLASS_FOLDERS, image_set.classes))
     return {composed(name.encode(errors="surrogateescape")) for name in names}
 
 

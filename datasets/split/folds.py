@@ -155,7 +155,7 @@ def _kept_folds(image_set: Table, record: dict, saved: SavedData | None) -> np.n
     kept[:] = [listed.get(name, NONE) for name in names]
     new, gone = np.flatnonzero(kept == NONE).tolist(), sorted(listed.keys() - names)
     if new and gone and len(gone) < len(listed):
-        classes = image_set.meaning.numbering.folders([*image_set.classes, *saved.classes])
+        classes = image_set.meaning.class_folders([*image_set.classes, *saved.classes])
         then = _hashes_below(gone, classes, record["seed"])
         now = _hashes_below([names[row] for row in new], classes, record["seed"])
         num_then, num_now, name_then = Counter(then), Counter(now), dict(zip(then, gone, strict=True))

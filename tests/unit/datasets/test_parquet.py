@@ -42,7 +42,7 @@ def test_train_and_val_parquet_files_are_recognized_by_their_paths(tmp_path, nam
         write_parquet(tmp_path / name, rows(numbers))
     train, val = load("parquet", tmp_path)
     assert (shades(train), shades(val)) == (list(range(9)), [20, 21, 22])
-    assert train.classes == ["0", "1", "2"] and not train.meaning.numbering.are_names
+    assert train.classes == ["0", "1", "2"] and train.meaning.labels_are == "numbers"
     assert train.file(7) == (".png", png(7))
 
 

@@ -5,7 +5,7 @@ import csv
 import itertools
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,7 +43,7 @@ def read_csv(config: Config, only_validation: bool) -> tuple[Table | None, Table
     # The split that is stored next to the index depends on these settings.
     settings = {"columns": columns.names, "group_by": columns.group, "separator": config.DATA.LABEL_SEPARATOR}
     settings |= {"targets": kind.__name__, "are_bits": config.DATA.has_label_columns}
-    lists = Lists(files, lambda file, add: read_csv_file(file, add, columns), kind, settings, columns.of_labels)
+    lists = Lists(files, lambda file: read_csv_file(file, columns), kind, columns.of_labels, settings=settings)
     tables = to_tables(config, lists, only_validation)
     if not (columns.group or only_validation):
         notes = (*notes, *_describe_unused_groups(files[0], columns))
@@ -67,8 +67,8 @@ class Columns:
         path, *of_labels = config.DATA.COLUMNS or USUAL
         group = config.DATA.GROUP_BY
         if of_labels == ["*"]:
-            with _opened(files[0], [path]) as rows:
-                names = [name.strip() for name in next(rows)]
+            with _opened(files[0], [path]) as (names, _):
+                pass
             others = [path] if group is None else [path, group]
             others = [names[place] for place in find_columns(others, names) if place is not None]
             of_labels = [name for name in dict.fromkeys(names) if name and name not in others]
@@ -79,11 +79,10 @@ class Columns:
         return [self.path, *self.of_labels, *([self.group] if self.group else [])]
 
 
-def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> None:
-    """Pass these columns of all rows of a file to `add`."""
-    kind, end = kind_of(columns.config), 1 + len(columns.of_labels)
-    with _opened(file, columns.names) as rows:
-        header = [name.strip() for name in next(rows)]
+def read_csv_file(file: Path, columns: Columns) -> Iterator[Rows]:
+    """Yield these columns of all rows of a file."""
+    kind, num_labels = kind_of(columns.config), len(columns.of_labels)
+    with _opened(file, columns.names) as (header, rows):
         twice = next((name for name in columns.names if header.count(name) > 1), None)
         if twice and kind.has_columns:
             raise DataError(
@@ -91,17 +90,16 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
             )
         places = find_columns(columns.names, header)
         while True:
-            values, lines = _read_values(file, rows, places, len(header))
+            (paths, *others), lines = _read_values(file, rows, places, len(header))
             if not lines:
                 return
-            for name, cells in zip((columns.path, columns.group), (values[0], values[-1]), strict=True):
-                if name and "" in cells:
-                    line = lines[cells.index("")]
+            labels, groups = others[:num_labels], [] if columns.group is None else others[-1]
+            for name, values in ((columns.path, paths), (columns.group, groups)):
+                if "" in values:
+                    line = lines[values.index("")]
                     raise DataError(f"{file}, line {line}: {name} is missing; fill it in or remove the row")
-            separator = rows.dialect.delimiter
-            raw = RawLabels(file, columns.of_labels, values[1:end], lines, separator=separator)
-            labels = kind.parse(columns.config, raw)
-            add(Rows(values[0], labels, np.array(lines), values[-1] if columns.group else []))
+            raw = RawLabels(file, columns.of_labels, labels, lines, separator=rows.dialect.delimiter)
+            yield Rows(paths, kind.parse(columns.config, raw), np.array(lines), groups)
 
 
 def _read_values(file: Path, rows: Any, places: list[int], width: int) -> tuple[list[list[str]], array]:
@@ -124,15 +122,15 @@ def _read_values(file: Path, rows: Any, places: list[int], width: int) -> tuple[
 
 def read_cells(file: Path, columns: Columns) -> Iterator[list[str]]:
     """Yield the cells of the header, and of each row that is not empty."""
-    with _opened(file, columns.names) as rows:
+    with _opened(file, columns.names) as (header, rows):
+        yield header
         yield from filter(any, rows)
 
 
 def _describe_unused_groups(file: Path, columns: Columns) -> Iterator[str]:
     """Yield a note for each column that probably groups the images and is not read."""
-    with _opened(file, columns.names) as rows:
-        names = [name.strip() for name in next(rows)]
-    used = find_columns(columns.names, names)
+    with _opened(file, columns.names) as (names, _):
+        used = find_columns(columns.names, names)
     for place, name in enumerate(names):
         if place not in used and GROUPS.fullmatch(name):
             yield f"{file}: column {name} is not used; to keep its groups in one part, add -opts DATA.GROUP_BY={name}"
@@ -160,17 +158,18 @@ def _plain(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _opened(file: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield a csv.reader of a file, whose first row is the header.
+def _opened(file: Path, columns: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """Yield the names in the header of a file, and a csv.reader of the rows after it.
 
-    Raise DataError if it is not CSV or lacks columns.
+    Raise DataError if the file is not CSV or lacks columns.
     """
     rows = None
     with open_list(file) as lines:
         try:
             declared = declared_separator(lines.readline())
             separator = _find_separator(file, lines, columns, declared)
-            yield (rows := _reader(lines, separator, declared))
+            rows, header = _read_header(lines, separator, declared)
+            yield header, rows
         except csv.Error as error:
             raise DataError(
                 f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or "
@@ -178,20 +177,20 @@ def _opened(file: Path, columns: list[str]) -> Iterator[Any]:
             ) from error
 
 
-def _reader(lines: TextIO, separator: str, declared: str | None) -> Any:
-    """Return a csv.reader of the header and the rows, without the line that declares a separator."""
+def _read_header(lines: TextIO, separator: str, declared: str | None) -> tuple[Any, list[str]]:
+    """Return a csv.reader after the header, and the names in it. `declared`: by the first line, which is skipped."""
     lines.seek(0)
     rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     if declared:
         next(rows)
-    return rows
+    return rows, [name.strip() for name in next(rows, [])]
 
 
 def _find_separator(file: Path, lines: TextIO, columns: list[str], declared: str | None) -> str:
     """Return the separator that splits the header so that it has all these columns. `lines`: the open file."""
     most = []
     for separator in declared or SEPARATORS:
-        names = [value.strip() for value in next(_reader(lines, separator, declared), [])]
+        _, names = _read_header(lines, separator, declared)
         if None not in find_columns(columns, names):
             return separator
         most = max(most, names, key=len)

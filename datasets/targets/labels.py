@@ -90,6 +90,12 @@ class ParquetColumns:
     classes: tuple[str, ...] | None = None  # the names of the classes by number, if they are known
 
 
+def label_columns(kind: type[OneClass], part: int = 0) -> dict[str, str]:
+    """Return the columns of an index for the labels of a part, with their types."""
+    columns = {"label": kind.stored, "label_text": TEXT, "label_row": "<u8", "label_count": "<u8"}
+    return {f"{part}.{name}": column for name, column in columns.items()}
+
+
 class LabelWriter:
     """Adds the labels of a part of the data to an index: numbers as they are, texts as numbers of distinct texts."""
 
@@ -97,12 +103,6 @@ class LabelWriter:
         self._builder, self._part, self._texts = builder, part, Distinct()
         self._width = 1
         self._pairs: set[int] = set()  # the distinct values of text << 32 | folder
-
-    @staticmethod
-    def columns(kind: type[OneClass], part: int = 0) -> dict[str, str]:
-        """Return the columns of an index."""
-        texts = {"label_text": TEXT, "label_row": "<u8", "label_count": "<u8"}
-        return {f"{part}.{name}": column for name, column in ({"label": kind.stored} | texts).items()}
 
     def add(self, values: Values, rows: Sequence[int] | np.ndarray, folders: np.ndarray | None = None) -> None:
         """Add the next rows. `rows`: their numbers in their file; `folders`: the number of the folder of each image."""

@@ -33,11 +33,9 @@ from datasets.sources.layout import data_root, expected_layout, own_split, path_
 from datasets.targets.class_labels import OneLabel
 from datasets.targets.labels import (
     ROWS_AT_ONCE,
-    Labels,
     LabelWriter,
     Values,
     label_columns,
-    store_targets,
     stored_labels,
 )
 from utils.errors import DataError, not_a_file
@@ -67,13 +65,6 @@ class Lists:
     labels_are: str = ""  # "numbers" if labels must be class numbers
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
-    def labels_in(self, index: Index | IndexBuilder, folders: Sequence[str] = ()) -> list[Labels]:
-        """Return the labels of each list. `folders`: for each text of the first list, the folder of its images."""
-        return [
-            stored_labels(index, file, number, names=self.label_names, texts_are=self.labels_are, folders=folders)
-            for number, file in enumerate(self.files)
-        ]
-
 
 @contextlib.contextmanager
 def open_list(file: Path) -> Iterator[TextIO]:
@@ -99,8 +90,10 @@ def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
     columns = {f"{number}.{name}": TEXT for number in numbers for name in ("path", "group", "folder")}
     for number in numbers:
         columns |= label_columns(lists.kind, number)
-    index = open_or_build(index_paths(config, beside), columns, made_of, lambda builder: _build(config, lists, builder))
-    targets = lists.kind.of_labels(config, lists.labels_in(index, index.facts["folder_names"]))
+    index = open_or_build(index_paths(config, beside), columns, made_of, lambda builder: _build(lists, builder))
+    facts = {"names": lists.label_names, "texts_are": lists.labels_are, "folders": index.facts["folder_names"]}
+    labels = [replace(stored_labels(index, file, number), **facts) for number, file in enumerate(lists.files)]
+    targets = lists.kind.of_labels(config, labels)
     tables = []
     for number in numbers[-1 if only_last else 0 :]:
         file, paths, groups = lists.files[number], index.text(f"{number}.path"), index.text(f"{number}.group")
@@ -113,9 +106,9 @@ def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
     return [*tables[:-1], replace(tables[-1], notes=notes)]
 
 
-def _build(config: Config, lists: Lists, builder: IndexBuilder) -> dict:
+def _build(lists: Lists, builder: IndexBuilder) -> dict:
     """Read the lists into an index, without holding their lines in memory. Return facts for the index."""
-    hashes, facts = RowHashes(), {}
+    hashes, folder_names = RowHashes(), []
     writers = [LabelWriter(builder, number) for number in range(len(lists.files))]
     for number, (file, writer) in enumerate(zip(lists.files, writers, strict=True)):
         folders = Distinct()
@@ -132,14 +125,11 @@ def _build(config: Config, lists: Lists, builder: IndexBuilder) -> dict:
         names = list(folders.numbers)
         builder.add(f"{number}.folder", encoded(names))
         writer.finish()
-        if number == 0:
-            facts["folder_names"] = writer.folders(names)
-    facts |= _compare(lists, builder, writers, hashes)
-    store_targets(config, lists.kind, builder, lists.labels_in(builder))
-    return facts
+        folder_names.append(writer.folders(names))
+    return {"folder_names": folder_names[0]} | _compare(builder, writers, hashes)
 
 
-def _compare(lists: Lists, builder: IndexBuilder, writers: list[LabelWriter], hashes: RowHashes) -> dict:
+def _compare(builder: IndexBuilder, writers: list[LabelWriter], hashes: RowHashes) -> dict:
     """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists."""
     texts = [builder.text(f"{number}.path") for number in range(len(writers))]
     num_first = len(texts[0])

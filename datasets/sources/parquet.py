@@ -42,7 +42,6 @@ from datasets.targets.labels import (
     Values,
     is_text,
     label_columns,
-    store_targets,
     stored_labels,
 )
 from utils.commands import pip
@@ -108,7 +107,7 @@ def read_parquet(config: Config, only_validation: bool) -> tuple[Table | None, T
             raise DataError(f"{part_files[0]}: the file has no rows; get it again, or remove it")
     storages = [ParquetStorage(config.DATA, index, rows) for rows in parts_of_rows if rows]
     facts = {"names": index.facts["labels"], "classes": index.facts["classes"], "texts_are": "names"}
-    stored, rows = stored_labels(index, root, **facts), index.rows("0.label", num_rows)
+    stored, rows = replace(stored_labels(index, root), **facts), index.rows("0.label", num_rows)
     labels = [
         replace(stored, values=rows[storage.first : storage.first + len(storage)], where=storage.name)
         for storage in storages
@@ -216,7 +215,6 @@ def add_rows(builder: IndexBuilder, files: Sequence[Path], config: Config, kind:
                 builder.add(column, values)
             builder.add("file_rows", [len(names)])
     writer.finish()
-    store_targets(config, kind, builder, [stored_labels(builder, files[0], texts_are="names")])
     in_order = np.sort(hashes.take())
     # Names are keys if each image has its own name. A row without a name has an empty name.
     has_keys = not (in_order[1:] == in_order[:-1]).any() and hash(b"") not in in_order

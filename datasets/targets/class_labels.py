@@ -89,28 +89,16 @@ class OneLabel(OneClass):
         return np.array([labels[sample] for sample in raw.images], np.int64)
 
     @classmethod
-    def number_texts(cls, config: Config, parts: Sequence[Labels]) -> list[np.ndarray] | None:
-        """Return the target that an index stores for each text of each part. None: it stores the number of the text."""
-        return _number_texts(config, parts)[0]
-
-    @classmethod
     def of_labels(cls, config: Config, parts: Sequence[Labels]) -> list[Targets]:
         """Return the targets of each part. If there are two, the first is for training and must have all classes.
 
         Labels that are not numbers are class names, numbered in sorted order.
         """
-        first, meaning = parts[0], OneLabel()
         targets = [part.values.reshape(-1) for part in parts]
         if any(part.texts for part in parts):
-            lookups, classes = _number_texts(config, parts)
-            if _are_numbers(parts):
-                folders = dict(zip(lookups[0].tolist(), first.folders, strict=False))
-                names = [folders.get(number, name) for number, name in enumerate(classes)] if folders else []
-                meaning = OneLabel(labels_are="numbers", folders=names)
-            else:
-                meaning = OneLabel(labels_are="names")
-        elif first.classes is not None:
-            classes = list(first.classes)
+            return _targets_of_texts(config, parts, targets)
+        if parts[0].classes is not None:
+            classes, meaning = list(parts[0].classes), OneLabel()
         else:
             classes = numbered_classes(config, targets, [part.where for part in parts])
             meaning = OneLabel(labels_are="numbers")
@@ -139,19 +127,38 @@ def _check_texts(raw: RawLabels, labels: list[str]) -> list[str]:
     return labels
 
 
-def _are_numbers(parts: Sequence[Labels]) -> bool:
-    """Return whether more than half of the images have a numeric label.
+def _targets_of_texts(config: Config, parts: Sequence[Labels], numbers: list[np.ndarray]) -> list[Targets]:
+    """Return the targets of each part. `numbers`: the number of the text of each image."""
+    counts = [count_classes(of_part, len(part.texts)) for part, of_part in zip(parts, numbers, strict=True)]
+    if _are_numbers(parts, counts):
+        lookups = [_class_numbers(config, part) for part in parts]
+        classes = numbered_classes(config, lookups, [part.where for part in parts], sum(map(len, numbers)))
+        folders = dict(zip(lookups[0].tolist(), parts[0].folders, strict=False))
+        names = [folders.get(number, name) for number, name in enumerate(classes)] if folders else []
+        meaning = OneLabel(labels_are="numbers", folders=names)
+    else:
+        classes = sorted({normalize("NFC", text) for part in parts for text in part.texts})
+        number = {name: number for number, name in enumerate(classes)}
+        lookups = [np.array([number[normalize("NFC", text)] for text in part.texts], np.int32) for part in parts]
+        meaning = OneLabel(labels_are="names")
+    targets = []
+    for of_part, lookup in zip(numbers, lookups, strict=True):
+        is_same = np.array_equal(lookup, np.arange(len(lookup)))  # then all processes share the targets of an index
+        targets.append(of_part if is_same else lookup[of_part])
+    return [Targets(of_part, classes, meaning) for of_part in targets]
 
-    If so, other labels are typos, not names.
+
+def _are_numbers(parts: Sequence[Labels], counts: Sequence[np.ndarray]) -> bool:
+    """Return whether more than half of the images have a numeric label. If so, other labels are typos, not names.
+
+    `counts`: the number of images with each text.
     """
     if parts[0].texts_are:
         return parts[0].texts_are == "numbers"
-    num_numbers = num_images = 0
-    for part in parts:
-        is_number = np.array([_is_number(text) for text in part.texts], bool)
-        num_numbers += int(part.counts[is_number].sum())
-        num_images += int(part.counts.sum())
-    return 2 * num_numbers > num_images
+    num_numbers = 0
+    for part, of_texts in zip(parts, counts, strict=True):
+        num_numbers += sum(count for text, count in zip(part.texts, of_texts.tolist(), strict=True) if _is_number(text))
+    return 2 * num_numbers > sum(int(of_texts.sum()) for of_texts in counts)
 
 
 def _is_number(label: str) -> bool:
@@ -162,19 +169,7 @@ def _is_number(label: str) -> bool:
     return True
 
 
-def _number_texts(config: Config, parts: Sequence[Labels]) -> tuple[list[np.ndarray], list[str]]:
-    """Return the class number of each text of each part, and the classes."""
-    if _are_numbers(parts):
-        targets = [_numbers_of(config, part) for part in parts]
-        num_images = sum(int(part.counts.sum()) for part in parts)
-        return targets, numbered_classes(config, targets, [part.where for part in parts], num_images)
-    names = {text: normalize("NFC", text) for part in parts for text in part.texts}
-    classes = sorted(set(names.values()))
-    number = {name: index for index, name in enumerate(classes)}
-    return [np.array([number[names[text]] for text in part.texts], np.int32) for part in parts], classes
-
-
-def _numbers_of(config: Config, labels: Labels) -> np.ndarray:
+def _class_numbers(config: Config, labels: Labels) -> np.ndarray:
     """Return the class number in each text."""
     targets = np.empty(len(labels.texts), dtype=np.int32)
     num_classes = config.MODEL.NUM_CLASSES

@@ -46,10 +46,6 @@ class LabelSets(OneLabel):
         return _bits_of(raw) if config.DATA.has_label_columns else raw.columns[0]
 
     @classmethod
-    def number_texts(cls, config: Config, parts: Sequence[Labels]) -> None:
-        return None
-
-    @classmethod
     def of_labels(cls, config: Config, parts: Sequence[Labels]) -> list[Targets]:
         parsed = [[_classes_in(config, part, text) for text in part.texts] for part in parts]
         names = parts[0].names if config.DATA.has_label_columns else sorted({*_flat(_flat(parsed))})
@@ -97,12 +93,6 @@ class LabelSets(OneLabel):
 
     def put(self, target: int, place: Tensor) -> None:
         place.zero_()[list(self.sets[target])] = 1
-
-    def batch(self, targets: np.ndarray, num_classes: int) -> Tensor:
-        places = self.allocate(len(targets), num_classes, pinned=False)
-        for target, place in zip(targets.tolist(), places, strict=True):
-            self.put(target, place)
-        return places
 
 
 _flat = itertools.chain.from_iterable

@@ -11,7 +11,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.index import TEXT, Distinct, Index, IndexBuilder, encoded
 from datasets.sources.tar import Member, Tar
-from datasets.targets.one_class import OneClass, count_classes
+from datasets.targets.one_class import OneClass
 
 ROWS_AT_ONCE = 1 << 16
 USUAL_COLUMNS = ("image", "label")  # columns of image and label in parquet files on Hugging Face
@@ -60,11 +60,10 @@ Values = np.ndarray | Sequence[str] | EncodedTexts  # parsed labels of some rows
 class Labels:
     """The labels of a part, as an index has them."""
 
-    values: np.ndarray  # [N] or [N, columns]; of texts, their numbers or, in a complete index, the targets
+    values: np.ndarray  # [N] or [N, columns]: numbers, or the number of the text of each image
     where: Callable[[int], str]  # names the row of a number, or the first row of a distinct text
     names: Sequence[str] = ()  # of the columns
     texts: Sequence[str] = ()  # distinct texts as written, in order of first occurrence; empty if labels are numbers
-    counts: np.ndarray | None = None  # the number of images with each text
     texts_are: str = ""  # "names" or "numbers" if the source says what its texts are
     file: Path | None = None  # of the texts
     classes: Sequence[str] | None = None  # the names of the classes in the order of their numbers, if they are known
@@ -92,7 +91,7 @@ class ParquetColumns:
 
 def label_columns(kind: type[OneClass], part: int = 0) -> dict[str, str]:
     """Return the columns of an index for the labels of a part, with their types."""
-    columns = {"label": kind.stored, "label_text": TEXT, "label_row": "<u8", "label_count": "<u8"}
+    columns = {"label": kind.stored, "label_text": TEXT, "label_row": "<u8"}
     return {f"{part}.{name}": column for name, column in columns.items()}
 
 
@@ -126,10 +125,8 @@ class LabelWriter:
     def finish(self) -> None:
         """Add the distinct texts."""
         if self._texts.numbers:
-            column = self._builder.column(f"{self._part}.label")
             self._builder.add(f"{self._part}.label_text", encoded([*self._texts.numbers]))
             self._builder.add(f"{self._part}.label_row", np.array(self._texts.lines))
-            self._builder.add(f"{self._part}.label_count", count_classes(column))
 
     def folders(self, names: Sequence[str]) -> list[str]:
         """Return the folder of the images of each text, or [] unless each text has a folder of its own."""
@@ -140,20 +137,11 @@ class LabelWriter:
         return own if len({*own}) == num_texts and not any(not name or name.isdecimal() for name in own) else []
 
 
-def stored_labels(index: Index | IndexBuilder, file: Path, part: int = 0, **facts: Any) -> Labels:
-    """Return the labels of the part in this file. `facts`: further fields of Labels."""
+def stored_labels(index: Index, file: Path, part: int = 0) -> Labels:
+    """Return the labels of the part in this file."""
     texts = [os.fsdecode(text) for chunk in index.text(f"{part}.label_text").chunks() for text in chunk]
-    values, rows, counts = (index.column(f"{part}.{name}") for name in ("label", "label_row", "label_count"))
-    return Labels(values, lambda text: f"{file}, line {rows[text]}", texts=texts, counts=counts, file=file, **facts)
-
-
-def store_targets(config: Config, kind: type[OneClass], builder: IndexBuilder, parts: Sequence[Labels]) -> None:
-    """Replace the number of each text by its target, if the kind of targets says so."""
-    lookups = kind.number_texts(config, parts) if any(part.texts for part in parts) else None
-    for lookup, part in zip(lookups or (), parts, strict=False):
-        for start in range(0, len(part.values), ROWS_AT_ONCE):
-            chunk = part.values[start : start + ROWS_AT_ONCE]  # a view of the memory of the builder
-            chunk[:] = lookup[chunk]
+    rows = index.column(f"{part}.label_row")
+    return Labels(index.column(f"{part}.label"), lambda text: f"{file}, line {rows[text]}", texts=texts, file=file)
 
 
 def label_names(config: Config) -> list[str]:

@@ -148,8 +148,6 @@ class NumberTargets(OneLabel):
         values[:, lookup[is_known]] = self.values[:, is_known]
         return replace(self, values=values), targets
 
-    batch = LabelSets.batch
-
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
         ensure(self.scale is not None, "these numbers have no mean and deviation yet, which open_data adds")
         return LabelSets.allocate(self, count, num_classes, pinned)
@@ -184,7 +182,28 @@ class NumberTargets(OneLabel):
     def settle(
         self, config: Config, prior: PriorFacts, train: Table | None, val: Table
     ) -> tuple[list[Settled], Table | None, Table]:
-        return standardized(config, prior, train, val)
+        """Return mean and deviation, and the images with targets that have mean 0 and deviation 1 in training."""
+        names = val.classes
+        if not self.is_present[val.targets].any():
+            raise DataError(
+                f"DATA.DATA_PATH: no validation image has a number in {', '.join(names)}, so nothing can be scored; "
+                f"give the validation images of {config.DATA.DATA_PATH} their numbers"
+            )
+        if config.MODEL.NUM_CLASSES not in (None, len(names)):
+            raise DataError(
+                f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, but the data have {counted(len(names), 'number')} "
+                f"({', '.join(names)}); leave it out"
+            )
+        train, val = _with_columns(train), _with_columns(val)
+        (mean, deviation), origin = _choose_scale(config, prior, train, names)
+        if len(mean) != len(names):
+            raise DataError(
+                f"{MEAN} has {counted(len(mean), 'number')}, but the data have {len(names)} "
+                f"({', '.join(names)}); leave it and {DEVIATION} out"
+            )
+        scale = np.array(mean), np.array(deviation)
+        settings = [Settled(MEAN, tuple(mean), origin), Settled(DEVIATION, tuple(deviation), origin)] if origin else []
+        return settings, _with_scale(train, scale), _with_scale(val, scale)
 
 
 class RowTexts(Sequence):
@@ -333,52 +352,32 @@ def _numeric_columns(schema: Any) -> list[str]:
 # --- standardization ---
 
 
-def standardized(
-    config: Config, prior: PriorFacts, train: Table | None, val: Table
-) -> tuple[list[Settled], Table | None, Table]:
-    """Return mean and deviation, and the images with targets that have mean 0 and deviation 1 in training.
+def _choose_scale(
+    config: Config, prior: PriorFacts, train: Table | None, names: Sequence[str]
+) -> tuple[tuple[Sequence[float], Sequence[float]], str]:
+    """Return the mean and the deviation of each number, and where they come from if settings follow from them.
 
     A resumed run keeps them, also if images were added. The numbers that the weights predict keep those of the weights.
     Those of other numbers are measured; without training images they are 0 and 1.
     """
-    names = val.classes
-    if not val.meaning.is_present[val.targets].any():
-        raise DataError(
-            f"DATA.DATA_PATH: no validation image has a number in {', '.join(names)}, so nothing can be scored; give "
-            f"the validation images of {config.DATA.DATA_PATH} their numbers"
-        )
-    if config.MODEL.NUM_CLASSES not in (None, len(names)):
-        raise DataError(
-            f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, but the data have {counted(len(names), 'number')} "
-            f"({', '.join(names)}); leave it out"
-        )
-    train, val = _with_columns(train, len(names)), _with_columns(val, len(names))
-    scale, origin = (config.DATA.TARGET_MEAN, config.DATA.TARGET_STD), ""
-    if not scale[0] and prior.began.get(MEAN):
-        scale, origin = (prior.began[MEAN], prior.began[DEVIATION]), "the checkpoint"
-    elif not scale[0]:
-        of_names = _scale_of_weights(prior)
-        if train is not None:
-            of_names = dict(zip(names, zip(*mean_and_deviation(config, train), strict=True), strict=True)) | of_names
-        if of_names:
-            origin = "the training images" if train is not None else "the weights"
-        scale = tuple(zip(*(of_names.get(name, (0.0, 1.0)) for name in names), strict=True))
-    if len(scale[0]) != len(names):
-        raise DataError(
-            f"{MEAN} has {counted(len(scale[0]), 'number')}, but the data have {len(names)} "
-            f"({', '.join(names)}); leave it and {DEVIATION} out"
-        )
-    arrays = np.array(scale[0]), np.array(scale[1])
-    train, val = _with_scale(train, arrays), _with_scale(val, arrays)
-    pairs = zip((MEAN, DEVIATION), scale, strict=True) if origin else ()
-    return [Settled(name, tuple(image_set), origin) for name, image_set in pairs], train, val
+    if config.DATA.TARGET_MEAN:
+        return (config.DATA.TARGET_MEAN, config.DATA.TARGET_STD), ""
+    if prior.began.get(MEAN):
+        return (prior.began[MEAN], prior.began[DEVIATION]), "the checkpoint"
+    scales = _scale_of_weights(prior)
+    origin = "the weights" if scales else ""
+    if train is not None:
+        scales = dict(zip(names, zip(*mean_and_deviation(config, train), strict=True), strict=True)) | scales
+        origin = "the training images"
+    means, deviations = zip(*(scales.get(name, (0.0, 1.0)) for name in names), strict=True)
+    return (means, deviations), origin
 
 
-def _with_columns(images: Table | None, count: int) -> Table | None:
-    """Return images with this number of columns. Those that the data lack have no numbers."""
+def _with_columns(images: Table | None) -> Table | None:
+    """Return images with a column for each class. Those that the data lack have no numbers."""
     if images is None:
         return None
-    lacking = count - images.meaning.values.shape[1]
+    lacking = len(images.classes) - images.meaning.values.shape[1]
     if not lacking:
         return images
     values = np.pad(images.meaning.values, ((0, 0), (0, lacking)), constant_values=np.nan)

@@ -102,7 +102,7 @@ def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
         files = FileStorage(root, paths, folder=path_below_data(config.DATA, root), index=index, confined=True)
         split = own_split(lists.files[0], lists.files[-1])
         tables.append(Table(files, *targets[number], split=split, groups=groups if len(groups) else None))
-    notes = (*_notes(config, index, lists, only_last), *targets[0].meaning.describe(config, tables[0]))
+    notes = (*_notes(config, index, lists, only_last), *tables[0].meaning.describe(config, tables[0]))
     return [*tables[:-1], replace(tables[-1], notes=notes)]
 
 

@@ -119,7 +119,7 @@ def read_parquet(config: Config, only_validation: bool) -> tuple[Table | None, T
     sets = [Table(storage, *of_part, split=split) for storage, of_part in zip(storages, targets, strict=True)]
     if num_train and not only_validation:
         notes = (*notes, *_warn_of_sorted_rows(sets[0], storages[0].reach))
-    notes = (*notes, *targets[0].meaning.describe(config, sets[0]))
+    notes = (*notes, *sets[0].meaning.describe(config, sets[0]))
     sets = [replace(table, notes=notes) for table in sets]
     return (sets[0] if num_train else None), (sets[-1] if num_rows > num_train else None)
 

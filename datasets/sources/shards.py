@@ -373,7 +373,7 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
     targets = kind.of_labels(config, [replace(part, **facts) for part in labels])
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
     sets = [Table(storage, *of_part, split=split) for storage, of_part in zip(storages, targets, strict=True)]
-    notes += targets[0].meaning.describe(config, sets[0])
+    notes += sets[0].meaning.describe(config, sets[0])
     sets = [replace(table, notes=tuple(notes)) for table in sets]
     return (sets[0] if reads_train else None), (sets[-1] if parts.val else None)
 

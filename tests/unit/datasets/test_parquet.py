@@ -102,6 +102,14 @@ def test_text_classes_are_collected_from_all_parquet_files(tmp_path):
     assert [train.classes[target] for target in train.targets] == ["bee", "cat", "ant", "bee"]
 
 
+def test_parquet_class_name_in_two_unicode_forms_is_one_class(tmp_path):
+    write_parquet(tmp_path / "train.parquet", rows(range(3)) | {"label": ["ba\u0308r", "cat", "b\u00e4r"]})
+    write_parquet(tmp_path / "val.parquet", rows(range(2)) | {"label": ["cat", "ba\u0308r"]})
+    train, val = load("parquet", tmp_path)
+    assert train.classes == val.classes == ["b\u00e4r", "cat"]
+    assert (train.targets.tolist(), val.targets.tolist()) == ([0, 1, 0], [1, 0])
+
+
 def test_columns_setting_selects_parquet_columns_with_other_names(tmp_path):
     columns = {"img": rows(range(6))["image"], "fine_label": [5, 4, 3, 2, 1, 0], "label": [0] * 6}
     for part in ("train", "val"):

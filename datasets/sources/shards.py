@@ -35,7 +35,7 @@ from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, choose_parts, data_r
 from datasets.sources.tar import Member, Tar
 from datasets.targets.class_labels import OneLabel
 from datasets.targets.kinds import kind_of
-from datasets.targets.labels import Labels, RawSamples, label_names
+from datasets.targets.labels import LABEL_ENDINGS, Labels, RawSamples, label_names
 from utils.errors import ConfigError, DataError
 from utils.files import read_names
 from utils.log import shown
@@ -44,7 +44,6 @@ from utils.text import counted
 MADE_OF = {"shards": 3}  # the version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
-LABEL_ENDINGS = ("cls", "json")  # of files that may have the label of a sample
 MAX_LABEL_BYTES = 1 << 20  # a larger file has no label
 NUM_PIECES, PIECE = 64, 8192  # number and size in bytes of the pieces that a tar's checksum covers, half a MiB in total
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
@@ -114,7 +113,9 @@ class ShardFolder:
     @property
     def made_of(self) -> dict:
         """Return what the content of an index depends on, besides the tars."""
-        return MADE_OF | ({"numbers": label_names(self.config)} if self.kind.has_columns else {})
+        if not self.kind.has_columns:
+            return MADE_OF
+        return MADE_OF | {"targets": self.kind.__name__, "columns": label_names(self.config)}
 
     def older_indexes(self, paths: Sequence[Path], part: str) -> list[Index]:
         """Return indexes of earlier starts, which may be about other tars."""

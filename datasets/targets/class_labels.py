@@ -13,6 +13,7 @@ from datasets.class_numbers import distinct
 from datasets.image_set import Table
 from datasets.sources.tar import Member, Tar
 from datasets.targets.labels import (
+    LABEL_ENDINGS,
     NAME_COLUMNS,
     REMEDY,
     USUAL_COLUMNS,
@@ -57,7 +58,8 @@ class OneLabel(OneClass):
         if missing := [name for name in names if schema.names.count(name) != 1]:
             columns = ", ".join(f"{field.name} {field.type}" for field in schema)
             raise DataError(f"{file}: column {missing[0]} is missing or repeated among {columns}; {NAME_COLUMNS}")
-        image, label = (schema.field(name) for name in names)
+        image_name, label_name = names
+        image, label = schema.field(image_name), schema.field(label_name)
         kind = _value_type(label.type)
         if not (types.is_integer(kind) or is_text(kind)) or images is None:
             raise DataError(
@@ -265,8 +267,10 @@ def _from_arrow(raw: RawLabels, column: Any) -> Values:
 
 def _label_in_files(tar: Tar, files: Mapping[str, Member]) -> int | None:
     """Return the class number in the .cls file of a sample, or in its .json file, or None if there is none."""
-    for ending in sorted(files):
-        member = files[ending]
+    for ending in LABEL_ENDINGS:
+        member = files.get(ending)
+        if member is None:
+            continue
         label = _label_in(tar.read(member.offset, member.size), ending)
         if isinstance(label, str) or (label is not None and not 0 <= label < MAX_CLASSES):
             raise DataError(f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)")

@@ -16,6 +16,7 @@ from datasets.targets.one_class import OneClass
 ROWS_AT_ONCE = 1 << 16
 USUAL_COLUMNS = ("image", "label")  # columns of image and label in parquet files on Hugging Face
 NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
+LABEL_ENDINGS = ("cls", "json")  # of files in a tar that may have the label of a sample
 REMEDY = "save the file as UTF-8, in Excel as 'CSV UTF-8'"
 
 

@@ -108,25 +108,23 @@ def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
 
 def _build(lists: Lists, builder: IndexBuilder) -> dict:
     """Read the lists into an index, without holding their lines in memory. Return facts for the index."""
-    hashes, folder_names = RowHashes(), []
-    writers = [LabelWriter(builder, number) for number in range(len(lists.files))]
-    for number, (file, writer) in enumerate(zip(lists.files, writers, strict=True)):
-        folders = Distinct()
+    hashes, writers = RowHashes(), [LabelWriter(builder, number) for number in range(len(lists.files))]
+    folders = [Distinct() for _ in lists.files]
+    for number, file in enumerate(lists.files):
         for rows in lists.read(file):
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
                 raise DataError(f"{file}, line {line}: the path contains a zero byte; save the list again as UTF-8")
             paths = encoded(rows.paths)
             builder.add(f"{number}.path", paths)
-            places = folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
-            writer.add(rows.labels, rows.lines, places)
-            hashes.add(normal_paths(paths))
             builder.add(f"{number}.group", encoded(rows.groups))
-        names = list(folders.numbers)
-        builder.add(f"{number}.folder", encoded(names))
-        writer.finish()
-        folder_names.append(writer.folders(names))
-    return {"folder_names": folder_names[0]} | _compare(builder, writers, hashes)
+            places = folders[number].add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
+            writers[number].add(rows.labels, rows.lines, places)
+            hashes.add(normal_paths(paths))
+            del paths, rows  # the next rows are read before these names get other values
+        builder.add(f"{number}.folder", encoded(list(folders[number].numbers)))
+        writers[number].finish()
+    return {"folder_names": writers[0].folders(list(folders[0].numbers))} | _compare(builder, writers, hashes)
 
 
 def _compare(builder: IndexBuilder, writers: list[LabelWriter], hashes: RowHashes) -> dict:

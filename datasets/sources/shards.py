@@ -163,7 +163,7 @@ def scan(
     `kind`: of the targets; `label_names`: the keys of its labels in .json files.
     """
     images: dict[str, Member] = {}
-    files: dict[str, dict[str, Member]] = defaultdict(dict)
+    files: dict[str, dict[str, Member]] = {ending: {} for ending in LABEL_ENDINGS}
     for member in tar.members():
         folder, slash, file = member.name.rpartition("/")
         stem, _, ending = file.partition(".")
@@ -177,8 +177,8 @@ def scan(
                     "give each sample a different name"
                 )
             images[key] = member
-        elif ending in LABEL_ENDINGS and member.size <= MAX_LABEL_BYTES:
-            files[key][ending] = member
+        elif ending in files and member.size <= MAX_LABEL_BYTES:
+            files[ending][key] = member
     labels = kind.parse_tar(RawSamples(tar, images, files, image_endings, label_names))
     places = np.array([(member.offset, member.size) for member in images.values()], np.int64).reshape(-1, 2)
     names = [os.fsencode(member.name) for member in images.values()]

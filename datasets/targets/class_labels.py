@@ -1,7 +1,7 @@
 """OneLabel: targets that are the name or the number of a class, as lists, parquet files and tars have them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from unicodedata import normalize
@@ -79,10 +79,10 @@ class OneLabel(OneClass):
     def parse_tar(cls, raw: RawSamples) -> np.ndarray:
         """Return the labels of all samples of a tar that have an image. Raise DataError for a wrong or missing one."""
         labels = {}
-        for sample, files in raw.files.items():
-            label = _label_in_files(raw.tar, files)
-            if label is not None:
-                labels[sample] = label
+        for ending in LABEL_ENDINGS:
+            for sample, member in raw.files[ending].items():
+                if sample not in labels and (label := _label_in(raw.tar, member, ending)) is not None:
+                    labels[sample] = label
         lacking = min(labels.keys() ^ raw.images.keys(), default=None)
         if lacking is not None:
             has_image = lacking in raw.images
@@ -265,25 +265,21 @@ def _from_arrow(raw: RawLabels, column: Any) -> Values:
 # --- tars ---
 
 
-def _label_in_files(tar: Tar, files: Mapping[str, Member]) -> int | None:
-    """Return the class number in the .cls file of a sample, or in its .json file, or None if there is none."""
-    for ending in LABEL_ENDINGS:
-        member = files.get(ending)
-        if member is None:
-            continue
-        label = _label_in(tar.read(member.offset, member.size), ending)
-        if isinstance(label, str) or (label is not None and not 0 <= label < MAX_CLASSES):
-            raise DataError(f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)")
-        if label is not None:
-            return label
-    return None
+def _label_in(tar: Tar, member: Member, ending: str) -> int | None:
+    """Return the number in a .cls file, or the label in {"label": 3} or {"cls": 3}, or None if there is none."""
+    data = tar.read(member.offset, member.size)
+    label = _number_in(data) if ending == "cls" else _label_in_json(data)
+    if isinstance(label, str) or (label is not None and not 0 <= label < MAX_CLASSES):
+        raise DataError(f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)")
+    return label
 
 
-def _label_in(data: bytes, ending: str) -> int | str | None:
-    """Return the text of a .cls file, as int if possible, or the label in {"label": 3} or {"cls": 3}, else None."""
-    if ending == "cls":
-        text = data.strip()[:MAX_DIGITS]
-        return int(text) if text.isdigit() else text.decode(errors="replace")
+def _number_in(data: bytes) -> int | str:
+    text = data.strip()[:MAX_DIGITS]
+    return int(text) if text.isdigit() else text.decode(errors="replace")
+
+
+def _label_in_json(data: bytes) -> int | None:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):

@@ -42,7 +42,7 @@ class RawSamples:
 
     tar: Tar
     images: Mapping[str, Member]  # the image of each sample, by the sample's name
-    files: Mapping[str, Mapping[str, Member]]  # the other files of each sample, by their ending: cls, json
+    files: Mapping[str, Mapping[str, Member]]  # for each of LABEL_ENDINGS, the file of each sample with this ending
     endings: Sequence[str]  # of images
     names: Sequence[str]  # of the keys of labels in .json files
 

@@ -86,13 +86,12 @@ class NumberTargets(OneLabel):
         """Return float64 [images, outputs]. A sample has numbers in its .json file, or otherwise in its .cls file."""
         rows = []
         for sample, image in raw.images.items():
-            files = raw.files.get(sample, {})
-            if not files:
+            ending = next((ending for ending in ("json", "cls") if sample in raw.files[ending]), None)
+            if ending is None:
                 raise DataError(
                     f"{raw.tar.title}: the sample {image.name!r} has no numbers (.json or .cls); complete or remove it"
                 )
-            ending = "json" if "json" in files else "cls"
-            rows.append(_numbers_in(raw.tar, files[ending], ending, raw.names))
+            rows.append(_numbers_in(raw.tar, raw.files[ending][sample], ending, raw.names))
         return np.array(rows, np.float64).reshape(-1, len(raw.names))
 
     @classmethod

@@ -6,7 +6,7 @@ python main_single_gpu.py -cfg configs/vit_digits.yaml -amp
 import sys
 
 from utils.program import exit_code, exit_now, relax_gc  # isort: skip
-from configs.combinations import is_typed
+from configs.checks import is_typed
 from configs.load import LoadedConfig
 from engine.settings import load_settings
 from scripts.train import has_rank, train

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from configs.combinations import check_combinations, is_typed
+from configs.checks import check_settings, is_typed
 from configs.flags import CommandLine, parse
 from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, MODEL, VIT_FIELDS, Config
@@ -92,7 +92,7 @@ def load(
     merged, lines = derive(merged)
     notes = [*translated, *notes, *lines]
     config = build(merged.values)
-    check_combinations(merged.values, config, merged.origins)
+    check_settings(merged.values, config, merged.origins)
     notes += _without_effect(merged.values, merged.origins)
     if check_model:
         notes.insert(0, check_model(merged.values["MODEL.NAME"]))

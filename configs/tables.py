@@ -3,21 +3,14 @@
 Each row has a name and what other files need to know of it.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
-documentation, and tests/repository/test_registered.py names each file in which an entry is missing. Losses and data
-sets name their class or function as text, so that only runs that use it import it.
+documentation, and tests/repository/test_registered.py names each file in which an entry is missing. The class or
+function of a row is chosen by a `match` in the package of its subject, so that only runs that use it import it.
 """
 
-import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from utils.commands import page
-
-
-def import_named(folder: str, where: str) -> Any:
-    """Import the class or function that a row names. `folder`: the package of the file, such as engine.train."""
-    file, _, name = where.rpartition(".")
-    return getattr(importlib.import_module(f"{folder}.{file}"), name)
 
 
 def sentences_of(table: Mapping[str, Any]) -> str:
@@ -33,22 +26,18 @@ def names_with(table: Mapping[str, Any], field: str, value: bool = True) -> tupl
 class LossRow(NamedTuple):
     """A row of LOSSES: one training loss."""
 
-    where: str  # file and class in engine/train/
     sentence: str  # the description in settings and documentation, without a full stop
 
 
 # {value of TRAIN.LOSS: its row}. A setting for only one loss has Only("TRAIN.LOSS", "name") in configs/schema.py.
 LOSSES = {
-    "cross_entropy": LossRow("loss.CrossEntropy", "softmax over all classes"),
-    "bce": LossRow(
-        "binary_loss.BinaryCrossEntropy", "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)"
-    ),
+    "cross_entropy": LossRow("softmax over all classes"),
+    "bce": LossRow("binary cross entropy: a yes or no for each class (timm's `--bce-loss`)"),
     "smooth_l1": LossRow(
-        "number_loss.NumberLoss",
         "for numbers: quadratic for errors below one standard deviation of the targets, linear above",
     ),
-    "l1": LossRow("number_loss.NumberLoss", "for numbers: the absolute error"),
-    "mse": LossRow("number_loss.NumberLoss", "for numbers: the squared error"),
+    "l1": LossRow("for numbers: the absolute error"),
+    "mse": LossRow("for numbers: the squared error"),
 }
 
 
@@ -160,7 +149,6 @@ METRICS = {
 class TaskRow(NamedTuple):
     """A row of TASKS: what a model learns from the images."""
 
-    where: str  # file and class in engine/tasks/
     reason: str  # the origin of the values of other settings that follow from the task
     losses: tuple[str, ...]  # values of TRAIN.LOSS, the default first
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC, the default first
@@ -173,21 +161,14 @@ class TaskRow(NamedTuple):
     has_classes: bool = True  # whether the model predicts classes
     noun: str = "class"  # what an output of the model stands for
     has_several_classes: bool = False  # whether an image can have any number of classes
-    refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
     # Flags of halfstep predict that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
-
-    @property
-    def refused(self) -> tuple:
-        """Return each Refusal of a setting."""
-        return import_named("configs", self.refusals) if self.refusals else ()
 
 
 # {task: its row}. TRAIN.OBJECTIVE names the task; `labels` are classes of which an image can have any number.
 TASKS = {
     "classes": TaskRow(
-        "classes.ClassTask",
         "TRAIN.OBJECTIVE",
         ("cross_entropy", "bce"),
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
@@ -196,7 +177,6 @@ TASKS = {
         problem_type="single_label_classification",
     ),
     "labels": TaskRow(
-        "labels.LabelTask",
         "several labels per image",
         ("bce",),
         ("map", "micro_f1", "top1", "top5", "loss", "macro_recall", "macro_f1"),
@@ -205,10 +185,8 @@ TASKS = {
         has_several_classes=True,
         not_predicted=("into", "unsure", "unknown"),
         why_not_predicted="with this model an image can have several classes or none",
-        refusals="refusals.LABELS",
     ),
     "numbers": TaskRow(
-        "numbers.NumberTask",
         "TRAIN.OBJECTIVE",
         ("smooth_l1", "l1", "mse"),
         ("mae", "rmse", "r2", "spearman", "loss"),
@@ -221,7 +199,6 @@ TASKS = {
         has_classes=False,
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
-        refusals="refusals.NUMBERS",
     ),
 }
 OBJECTIVES = {name: row for name, row in TASKS.items() if row.sentence}  # the values of TRAIN.OBJECTIVE

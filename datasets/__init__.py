@@ -8,13 +8,13 @@ from datasets.build import (
     build_order,
     build_preparation,
     build_train_data,
+    choose_workers,
     class_weights,
     invent_images,
     watches,
 )
 from datasets.image_set import ImageSet
 from datasets.loading.readers import EvalData, TrainData, Window
-from datasets.loading.workers import choose_workers
 from datasets.opening import OpenedData, open_data
 from datasets.order import Piece
 from datasets.split import validation_facts, write_split

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
-from datasets.image_set import ImageReadError, ImageSet, Rows, Storage
+from datasets.image_set import ImageReadError, ImageSet
 from datasets.index import ENDING, Index, IndexBuilder, caches_folder, open_index
 from datasets.passes import read_each
 from datasets.pixels import Pixels
@@ -250,7 +250,7 @@ def _cached(config: Config, parts: dict[str, ImageSet], has_all: bool, progress:
     counts = " and ".join(counted(len(part), f"{name} image") for name, part in parts.items())
     progress.say(f"cache: {counts}, {format_bytes(file.size)}, in {location.data}")
     return [
-        replace(part, storage=CachedStorage(part, file, file.places(of_part)))
+        replace(part, read_cached=CachedImages(part, file, file.places(of_part)).read)
         for part, of_part in zip(sets, stamps, strict=True)
     ]
 
@@ -265,58 +265,18 @@ def find_missing(file: CacheFile | None, sets: Sequence[ImageSet], stamps: Seque
     return missing
 
 
-class CachedStorage(Storage):
-    """The images of a part, whose pixels are read from a cache. Everything else is that of their storage."""
+class CachedImages:
+    """The images of a part whose pixels are in a cache."""
 
     def __init__(self, part: ImageSet, file: CacheFile, places: np.ndarray):
         """`places`: the entry of each image of the part."""
-        self.storage, self.file = part.storage, file
-        self.root, self.index = part.root, part.storage.index
-        self.is_encoded, self.names_are_numbers = self.storage.is_encoded, self.storage.names_are_numbers
-        self._places = np.zeros(len(self.storage), np.uint32)  # the entry of each row
+        self.file = file
+        self._places = np.zeros(len(part.storage), np.uint32)  # the entry of each row
         self._places[slice(None) if part.rows is None else part.rows] = places
 
-    def __len__(self) -> int:
-        return len(self.storage)
-
-    def read(self, row: int, pixels: Pixels) -> np.ndarray:
+    def read(self, row: int) -> np.ndarray:
+        """Return the image of a row of the storage like ImageSet.read."""
         return self.file.read(int(self._places[row]))
-
-    def kinds(self, row: int, pixels: Pixels) -> Sequence[str]:
-        return self.storage.kinds(row, pixels)
-
-    def file_of(self, row: int, pixels: Pixels) -> tuple[str, bytes]:
-        return self.storage.file_of(row, pixels)
-
-    def name(self, row: int) -> str:
-        return self.storage.name(row)
-
-    def key(self, row: int) -> str:
-        return self.storage.key(row)
-
-    def table_name(self, row: int) -> str:
-        return self.storage.table_name(row)
-
-    def keys(self, rows: Rows, count: int) -> Iterable[list[bytes]]:
-        return self.storage.keys(rows, count)
-
-    def naming(self, rows: Rows, count: int) -> Iterable[bytes | np.ndarray]:
-        return self.storage.naming(rows, count)
-
-    def stamp(self, row: int) -> str:
-        return self.storage.stamp(row)
-
-    def file_sizes(self, rows: Sequence[int]) -> list[int]:
-        return self.storage.file_sizes(rows)
-
-    def epoch_order(self, rows: Rows, count: int, seed: int, epoch: int) -> np.ndarray:
-        return self.storage.epoch_order(rows, count, seed, epoch)
-
-    def order_to_write(self, rows: Rows, count: int, seed: int) -> np.ndarray:
-        return self.storage.order_to_write(rows, count, seed)
-
-    def uncached(self) -> Storage:
-        return self.storage
 
 
 def build_cache(

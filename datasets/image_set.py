@@ -88,10 +88,6 @@ class Storage:
             return (self.name(first).encode(), b"%d" % count, *chosen(rows))
         return (b"\0".join(chunk) for chunk in self.keys(rows, count))
 
-    def uncached(self) -> "Storage":
-        """Return the storage that reads the images, not a cache of them."""
-        return self
-
     def file_sizes(self, rows: Sequence[int]) -> list[int]:
         """Return the file sizes of some images quickly (-1: the file is missing). Return [] if images are not files."""
         return []
@@ -229,6 +225,7 @@ class ImageSet(Table):
 
     pixels: Pixels = Pixels(num_channels=3)
     watch: Watch = field(default_factory=Watch)
+    read_cached: Callable[[int], np.ndarray] | None = None  # returns the image of a row from a cache (DATA.CACHE)
 
     @classmethod
     def of(cls, table: Table, pixels: Pixels) -> "ImageSet":
@@ -236,6 +233,8 @@ class ImageSet(Table):
 
     def read(self, index: int) -> np.ndarray:
         """Return the image [H, W, channels] with the type of `pixels`, or raise ImageReadError. Thread-safe."""
+        if self.read_cached:
+            return self.read_cached(self.row(index))
         return self.storage.read(self.row(index), self.pixels)
 
     def kinds(self, index: int) -> Sequence[str]:

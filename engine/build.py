@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from configs.combinations import CUDA_GRAPH_MODES
+from configs.checks import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
     CacheProgress,

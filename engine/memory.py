@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from configs.combinations import CUDA_GRAPH_MODES
+from configs.checks import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets.order import Order
 from engine.precision import amp_hint

@@ -14,7 +14,7 @@ from unicodedata import normalize
 
 from torch import nn
 
-from configs.combinations import is_typed
+from configs.checks import is_typed
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import flatten

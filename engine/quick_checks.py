@@ -11,7 +11,7 @@ from torch import nn
 from configs.schema import Config, Train
 from configs.tables import TORCH_OPTIMIZERS
 from datasets import ImageSet, check_policy, choose_workers
-from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
+from datasets.build import AHEAD_OF_PROCESS, shared_bytes
 from datasets.order import Order
 from engine.checkpoint.format import checkpoint_bytes
 from engine.plan import TrainPlan

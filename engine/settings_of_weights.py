@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.combinations import WITHOUT_FILES
+from configs.checks import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load
 from configs.removed import is_removed, refuse_other_images

@@ -156,7 +156,7 @@ def write(saved: "SavedModel", to: str, arguments: argparse.Namespace) -> str:
     if not (arguments.photo or arguments.int8 or to == "web"):
         return formats.export(Subject(saved, arguments.calibrated), to, target)
     from datasets import PriorFacts, SavedData, open_data
-    from engine.export.photo import PhotoSubject, photo_of
+    from engine.export.photo_subject import PhotoSubject, photo_of
 
     config, facts = saved.config, saved.facts
     if to == "web":

@@ -35,7 +35,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from utils.program import exit_code  # isort: skip
 from configs.load import dataset_of_file
 from configs.schema import Config
-from configs.tables import import_named
 from scripts.command_line import RUN_HELP, Parser, at_least, local_path, refuse_among_photos
 from scripts.predict import add_model_flags, make_folder, settings_flags
 from utils.commands import command
@@ -46,6 +45,8 @@ from utils.text import counted, one_line
 if TYPE_CHECKING:  # importing torch takes seconds
     from engine.features.embedder import Embedder, Photos
     from engine.labelling.data import DataSet, Source
+    from engine.labelling.labels import JudgedLabels
+    from engine.labelling.numbers import JudgedNumbers
 
 OF_NEXT = ("into", "strangers")  # flags that need -next
 # Flags that a finished run has no use for
@@ -171,15 +172,25 @@ def load_weights(arguments: argparse.Namespace) -> "Source":
     return Source(Path(), [], weights=weights, flags=tuple(words), device=arguments.device)
 
 
+def judge(source: "Source") -> "JudgedLabels | JudgedNumbers":
+    """Return what the models say of the targets."""
+    if source.config.task.has_classes:
+        from engine.labelling.labels import JudgedLabels
+
+        return JudgedLabels.of(source, print)
+    from engine.labelling.numbers import JudgedNumbers
+
+    return JudgedNumbers.of(source, print)
+
+
 def find(source: "Source", output: Path | None, finds_copies: bool) -> None:
     """Write labels.csv and labels.png with doubtful targets and copies, and print a summary."""
     from engine.labelling.data import read_copies
     from engine.labelling.review import TABLE, refuse_confirmed, write_review
-    from engine.tasks import find_task
 
     folder = output or source.folder / "labels"
     refuse_confirmed(folder / TABLE)
-    judged = import_named("engine.labelling", find_task(source.config).labelling).of(source, print)
+    judged = judge(source)
     # To compute features, weights have read all images and reported the unreadable ones.
     say = (lambda line: None) if source.weights else print
     copies = read_copies(judged.data, judged.folds, say) if finds_copies else None

@@ -38,7 +38,7 @@ COMPILER, COMPILER_UTILITIES = "torch._dynamo", "torch._dynamo.utils"
 
 def import_compiler() -> None:
     """Import torch's compiler, so that a later import_timm() does not hide it."""
-    importlib.import_module(COMPILER)
+    from torch import _dynamo  # noqa: F401
 
 
 def import_timm() -> ModuleType:
@@ -48,13 +48,16 @@ def import_timm() -> ModuleType:
     compiler is imported at the first such call. They import wandb only to check whether it is installed.
     """
     if COMPILER in sys.modules or "timm" in sys.modules:
-        return importlib.import_module("timm")
+        import timm
+
+        return timm
 
     def ask(name: str) -> Any:
         if name.startswith("__"):  # a search for source files looks at attributes of all modules
             raise AttributeError(name)
         if sys.modules.get(COMPILER_UTILITIES) is utilities:
             del sys.modules[COMPILER_UTILITIES]
+        # By its name, because the hidden module was just removed while torch may be importing the package.
         return getattr(importlib.import_module(COMPILER_UTILITIES), name)
 
     utilities = ModuleType(COMPILER_UTILITIES)
@@ -65,7 +68,9 @@ def import_timm() -> ModuleType:
     sys.modules.update(hidden)
     torch.compiler.disable = lambda function=None, recursive=True, **_: torch._disable_dynamo(function, recursive)
     try:
-        return importlib.import_module("timm")
+        import timm
+
+        return timm
     finally:
         torch.compiler.disable = disable
         for name, module in hidden.items():

@@ -155,7 +155,7 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """The training images of one process. `load` (make_loader in workers.py) reads them, and prefetches them for a GPU.
+    """The training images of one process. `load` (make_loader in build.py) reads them, and prefetches them for a GPU.
 
     `order` computes the images of each update from seed and step only, and cuts them into a piece for each micro-batch
     of each process. So an update has the same images with 1 and with 8 processes if the global batch is the same.

@@ -42,7 +42,6 @@ class Pixels(PixelRules):
     chosen: ClassVar[tuple[str, ...]] = ()  # settings that a run with pretrained weights may choose without a warning
     shown_as: ClassVar[str] = ""  # channels and values that pictures show, in words
     channels_shown: ClassVar[list[int] | slice] = slice(None)
-    photo: ClassVar[str] = "photo.Photo"  # file and class of engine/export/, for a graph that prepares photos itself
 
     @classmethod
     def of(cls, data: Data) -> Self:

@@ -178,8 +178,8 @@ class Check:
         with self.table.section("data set"):
             self.table.say(*self.opened.val.notes)
         train, val = self.opened.train, self.opened.val
-        train = None if train is None else replace(train, storage=train.storage.uncached())
-        val = replace(val, storage=val.storage.uncached())
+        train = None if train is None else replace(train, read_cached=None)
+        val = replace(val, read_cached=None)
         with self.table.section("images"):
             for finding in check_images(self.opened.config, train, val):
                 self.table.add(finding)

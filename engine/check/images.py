@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from configs.combinations import IN_THEIR_ORDER
+from configs.checks import IN_THEIR_ORDER
 from configs.schema import Config
-from configs.tables import import_named
 from datasets.bad_images import num_allowed
 from datasets.copies import Copies, are_equal, find_copies
 from datasets.identity import ImageContents
@@ -18,7 +17,6 @@ from datasets.pixels.rules import ImageReadError
 from datasets.split import DRAWN
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
-from engine.tasks import find_task
 from utils.commands import page
 from utils.text import WARNING, counted, first_of, plural
 
@@ -106,7 +104,8 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         yield Finding("data", counts)
         return
     yield Finding("data", counts) if trains_on_all else check_counts(config, counts, train, val)
-    yield import_named("engine.check", find_task(config).check)(config, train, val)
+    check_targets = check_classes if config.task.has_classes else check_numbers
+    yield check_targets(config, train, val)
     parts = [("training", train), ("validation", val)]
     if train is None or trains_on_all:
         parts = parts[:1] if trains_on_all else parts[1:]
@@ -155,8 +154,7 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     fewest = f"{present.min():,} to " if present.min() < present.max() else ""
     notes = [f"{len(names):,}, each with {fewest}{counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
-        refused = {each.setting for each in config.task.refused}
-        may_repeat = "DATA.SAMPLER" not in refused and config.DATA.DATASET not in IN_THEIR_ORDER
+        may_repeat = not config.task.has_several_classes and config.DATA.DATASET not in IN_THEIR_ORDER
         remedies = f"; {'DATA.SAMPLER=balanced or ' * may_repeat}TRAIN.CLASS_WEIGHTS=auto (-opts) helps small classes"
         notes.append(f"uneven: {names[counts.argmax()]} has the most images{remedies * bool(train and counts.all())}")
     if (config.MODEL.NUM_CLASSES or 0) > len(names):

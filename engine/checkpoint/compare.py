@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from configs.combinations import CHANGEABLE
+from configs.checks import CHANGEABLE
 from configs.schema import Config
 from configs.values import SETTINGS, today
 from datasets import ImageSet

@@ -16,7 +16,7 @@ from engine.export.subject import Subject
 from utils.errors import ConfigError, needing
 
 if TYPE_CHECKING:
-    from engine.export.photo import PhotoSubject
+    from engine.export.photo_subject import PhotoSubject
 
 
 class Format(NamedTuple):

@@ -20,7 +20,7 @@ from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import wilson_interval
 from engine.export.files import WrongExport
 from engine.export.formats import SCOPES, load_onnx
-from engine.export.photo import PhotoSubject, draw
+from engine.export.photo_subject import PhotoSubject, draw
 from engine.tasks.classes import ClassTask
 from utils.errors import ConfigError
 from utils.text import counted, first_of, format_bytes

@@ -13,7 +13,7 @@ from engine.record.saved_files import name_of_data
 from utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.export.photo import PhotoSubject
+    from engine.export.photo_subject import PhotoSubject
 
 PAGE = Path(__file__).with_name("page")
 GRAPH, FACTS = "model.onnx", "model.json"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from datasets import BadImages, ImageSet
+from datasets.build import choose_workers, make_loader
 from datasets.loading.readers import Buffers, EvalReader
-from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
 from datasets.pixels import Pixels
 from datasets.pixels.kinds import pixels_of

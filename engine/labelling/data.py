@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.combinations import WITHOUT_FILES
+from configs.checks import WITHOUT_FILES
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import ImageSet, PriorFacts, SavedData, open_data

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from configs.schema import Config
 from datasets import ImageSet, choose_workers
-from datasets.loading.workers import cores_to_read
+from datasets.build import cores_to_read
 from datasets.overlap import Overlap
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report

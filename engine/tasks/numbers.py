@@ -49,7 +49,7 @@ FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BE
 class NumberTask(Task):
     """An image has one number for each output of the model; outputs are standardized like the targets."""
 
-    check, labelling, answers_are = "images.check_numbers", "numbers.JudgedNumbers", "numbers"
+    answers_are = "numbers"
     why_no_shards = "this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out"
     why_not_applied = "correct numbers in the CSV file of the data itself, and train again"
     # The largest allowed difference between a number of a graph and the model's, in standard deviations.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 class Task:
     """What a model learns. The task of a model that predicts probabilities is derived from ClassTask (classes.py)."""
 
-    check = "images.check_classes"  # in engine/check/: makes the row about the targets
-    labelling = "labels.JudgedLabels"  # in engine/labelling/: finds doubtful targets
     why_no_shards = why_not_applied = ""  # why halfstep make-shards or halfstep labels -apply cannot write them
 
     def __init__(self, config: Config):

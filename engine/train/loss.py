@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from configs.schema import Config, Train
-from configs.tables import LOSSES, import_named
 from datasets import Mixed
 from engine.precision import widen
 
@@ -27,7 +26,21 @@ def build_loss(
     `class_weights` come from datasets.balance. None: all classes have the same weight. `device` is the logits' device.
     """
     weights = None if class_weights is None else torch.tensor(class_weights).to(device)
-    return import_named("engine.train", LOSSES[config.TRAIN.LOSS].where)(config.TRAIN, weights)
+    return loss_class(config.TRAIN.LOSS)(config.TRAIN, weights)
+
+
+def loss_class(name: str) -> type:
+    """Return the class of a loss in LOSSES. Its arguments: the settings of the training, the class weights."""
+    match name:
+        case "bce":
+            from engine.train.binary_loss import BinaryCrossEntropy
+
+            return BinaryCrossEntropy
+        case "smooth_l1" | "l1" | "mse":
+            from engine.train.number_loss import NumberLoss
+
+            return NumberLoss
+    return CrossEntropy
 
 
 class CrossEntropy:

@@ -1,6 +1,5 @@
 """Linear layers that compute in float8, with torchao (PRECISION.MODE float8)."""
 
-import importlib
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +24,7 @@ def check_float8(device: torch.device) -> None:
             "autocast"
         )
     with needing("torchao", "PRECISION.MODE is float8, which"):
-        importlib.import_module("torchao.float8")
+        import torchao.float8  # noqa: F401
 
 
 def has_float8(device: torch.device) -> bool:

@@ -25,7 +25,7 @@ RARE = tuple(
     datasets.sources.remote engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
-    engine.export.native_photo configs.rare_combinations
+    engine.export.native_photo configs.rare_checks
     engine.tasks.numbers engine.train.number_loss
     datasets.targets.label_sets datasets.targets.numbers
     engine.report.numbers engine.confidence.calibration
@@ -63,7 +63,7 @@ def test_rare_features_are_imported_only_where_they_are_used():
 
 def test_only_open_data_reads_sources():
     """Other packages get images that are divided, numbered and measured. They import single helpers of the sources."""
-    functions = re.findall(r"import (read_\w+)$", (ROOT / "datasets/sources/read.py").read_text(), re.M)
+    functions = re.findall(r"import (read_\w+)$", (ROOT / "datasets/opening.py").read_text(), re.M)
     readers = {*functions, "read_source", "read_class_folders"}
     modules = {module_of(path) for path in (ROOT / "datasets" / "sources").rglob("*.py")}
     for path in (path for room in TOWER if room != "datasets" for path in (ROOT / room).rglob("*.py")):
@@ -113,7 +113,7 @@ def test_no_file_beside_a_script_has_the_name_of_a_standard_module():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "configs": (
-        "__init__ tables refusals schema removed values yaml_files arguments rare_combinations combinations translate "
+        "__init__ tables schema removed values yaml_files arguments rare_checks checks translate "
         "translate.timm_arguments translate.other_programs typed_names flags translate.paddlevit_files "
         "translate.paddlevit load"
     ).split(),
@@ -126,7 +126,7 @@ PACKAGES = {
         "transforms.operations transforms.augment pixels.survey pixels pixels.native pixels.kinds image_set "
         "class_numbers sources.tar targets.labels targets.class_labels targets.label_sets targets.numbers "
         "targets.kinds balance changes fingerprint split bad_images transforms sources sources.torchvision_sets "
-        "sources.read loading.replacements loading neighbours identity copies copy_search overlap cache opening build "
+        "loading.replacements loading neighbours identity copies copy_search overlap cache opening build "
         "__init__"
     ).split(),
     "engine": (

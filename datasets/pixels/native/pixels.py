@@ -55,7 +55,6 @@ class NativePixels(Pixels):
     own_files: ClassVar[str] = ".npy and DICOM"
     measured: ClassVar[tuple[str, ...]] = ("DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
     chosen: ClassVar[tuple[str, ...]] = ("DATA.PIXELS", "DATA.RGB", *measured)
-    photo: ClassVar[str] = "native_photo.NativePhoto"
 
     @classmethod
     def of(cls, data: Data) -> Self:

@@ -1,8 +1,12 @@
 """Settings of images with the values of their files: what follows from them, and what contradicts them."""
 
+import ast
+import inspect
+import textwrap
+
 import pytest
 
-from configs.rare_combinations import NATIVE
+from configs.rare_checks import check_native_pixels
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import load_text
 from tests.support.refusals import assert_names, refused
@@ -22,18 +26,18 @@ def test_setting_that_contradicts_native_pixels_is_refused(here, options):
         loaded(FIVE, options)
 
 
-def test_each_row_of_native_refusals_refuses_a_case(here, monkeypatch):
-    hit = set()
-
-    def watched(number: int, is_wrong):
-        return lambda c, o: is_wrong(c, o) and (hit.add(number) or True)
-
-    rows = tuple((watched(number, is_wrong), message) for number, (is_wrong, message) in enumerate(NATIVE))
-    monkeypatch.setattr("configs.rare_combinations.NATIVE", rows)
+def test_each_refusal_of_native_pixels_refuses_a_case(here):
+    tree = ast.parse(textwrap.dedent(inspect.getsource(check_native_pixels)))
+    first = check_native_pixels.__code__.co_firstlineno - 1
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "refuse")
+    lines, hit = {first + call.lineno for call in calls}, set()
     for options in cases_of("native_pixels-mistakes"):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError) as raised:
             loaded(FIVE, options)
-    assert hit == {*range(len(NATIVE))}
+        hit.update(
+            entry.lineno + 1 for entry in raised.traceback if entry.frame.code.raw is check_native_pixels.__code__
+        )
+    assert lines and hit == lines
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,10 @@ import pytest
 import torch
 
 from configs.schema import Config
-from datasets import ImageSet, build_eval_data, build_order, build_train_data
+from datasets import ImageSet, build, build_eval_data, build_order, build_train_data
+from datasets.build import Workers, choose_workers, make_loader
 from datasets.loading import replacements
-from datasets.loading import workers as loader_workers
 from datasets.loading.readers import TrainReader
-from datasets.loading.workers import Workers, choose_workers, make_loader
 from datasets.order import sample_rng
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
@@ -239,9 +238,9 @@ def chosen(config: Config, image_set: ImageSet, num_cores: int, device: torch.de
 @pytest.fixture
 def plenty(monkeypatch) -> None:
     """Simulate a host with 1 TiB of free memory, half of it available as shared memory."""
-    monkeypatch.setattr(loader_workers, "free_host_memory", lambda: 2**40)
-    monkeypatch.setattr(loader_workers.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**39))
-    monkeypatch.setattr(loader_workers, "SHARED_MEMORY", Path("/"))
+    monkeypatch.setattr(build, "free_host_memory", lambda: 2**40)
+    monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**39))
+    monkeypatch.setattr(build, "SHARED_MEMORY", Path("/"))
 
 
 @pytest.mark.usefixtures("plenty")
@@ -272,14 +271,14 @@ def test_gpu_loading_uses_processes_where_gil_limits_threads(folder, monkeypatch
     assert chosen(plain, files, 64, CPU).kind == "threads"
     assert chosen(replaced(plain, DATA={"WORKERS": "threads"}), files, 64).kind == "threads"
     batch = 5 * 3 * 8 * 8
-    monkeypatch.setattr(loader_workers.shutil, "disk_usage", lambda path: SimpleNamespace(free=60 * batch))
+    monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=60 * batch))
     assert fewest_processes(plain, files) == 6, "5 processes with 2 batches each, for training and for evaluation"
     assert fewest_processes(plain, files, local_size=4) == 0, "not enough memory for all four ranks' processes"
 
 
 def test_gpu_loader_threads_read_ahead_as_memory_allows(monkeypatch):
     def ahead(free: int, **data) -> int:
-        monkeypatch.setattr(loader_workers, "free_host_memory", lambda: free)
+        monkeypatch.setattr(build, "free_host_memory", lambda: free)
         config = settings(NUM_WORKERS=2, WORKERS="threads", **data)
         return chosen(config, open_sets(settings())[0], 8, local_size=2).ahead
 

@@ -16,7 +16,7 @@ from PIL import Image
 import datasets.cache as cache_module
 from configs.schema import Config
 from datasets import build_train_data
-from datasets.cache import CachedStorage, CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache
+from datasets.cache import CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache
 from datasets.image_set import ImageSet
 from datasets.index import IndexBuilder
 from datasets.pixels.rules import ImageReadError
@@ -65,7 +65,7 @@ def cached(config: Config, messages: Messages | None = None):
 
 
 def is_cached(image_set: ImageSet) -> bool:
-    return isinstance(image_set.storage, CachedStorage)
+    return image_set.read_cached is not None
 
 
 def outcomes(image_set) -> list:

@@ -3,13 +3,14 @@
 A kind of target is one class, which reads targets, says what they mean, and puts them into batches. To add one, such as
 an angle, which is 0 again at 360 degrees:
 
-1. `configs/tables.py`: a row in TASKS, with the losses and scores of the task.
-2. `datasets/targets/angles.py`: a class like NumberTargets, or derived from it, with what differs. `parse` gets columns
-   of lists, CSV and parquet files, and `parse_tar` the samples of a tar (for angles, `super().parse(...) % 360`);
-   `of_labels` makes targets of what the index stores; `put` and `allocate` say what a batch has, for example sine and
-   cosine; `settle` measures before a run; `strata` are what a split divides evenly; `invent` is for trials. The
-   docstrings of OneLabel and OneClass say the rest.
-3. Here: a case in kind_of.
+1. `datasets/targets/angles.py`: a class like NumberTargets, or derived from it, with what differs. `parse` gets columns
+   of lists, CSV files and parquet files, and `parse_tar` the samples of a tar; for angles, both return the numbers of
+   NumberTargets `% 360`. `of_labels` makes targets of the numbers that the index stores. `allocate` and `put` say what
+   a batch has, for example sine and cosine. `settle` measures before a run, `strata` are what a split divides evenly,
+   and `invent` makes targets for trials. The docstrings of OneLabel and OneClass describe the other methods.
+2. Here: a case in kind_of.
+3. What chooses it: a row in TASKS (`configs/tables.py`), or a setting (`configs/schema.py`) if a task has several
+   kinds. Losses, predictions and scores belong to the task (`engine/tasks/`).
 """
 
 from configs.schema import Config

@@ -16,9 +16,9 @@ import numpy as np
 from configs.schema import Config
 from datasets.image_set import Table
 from datasets.sources.layout import choose_parts, data_root, expected_layout
-from datasets.sources.listing import Lists, Rows, open_list, to_tables
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_tables
 from datasets.targets.kinds import kind_of
-from datasets.targets.labels import ROWS_AT_ONCE, RawLabels
+from datasets.targets.labels import RawLabels
 from utils.errors import DataError
 
 SEPARATORS = ",;\t"

@@ -32,7 +32,6 @@ from datasets.sources.images import FileStorage, normal_paths, on_disk, stays_in
 from datasets.sources.layout import data_root, expected_layout, own_split, path_below_data
 from datasets.targets.class_labels import OneLabel
 from datasets.targets.labels import (
-    ROWS_AT_ONCE,
     LabelWriter,
     Values,
     label_columns,
@@ -41,6 +40,7 @@ from datasets.targets.labels import (
 from utils.errors import DataError, not_a_file
 from utils.text import counted, first_of, warning
 
+ROWS_AT_ONCE = 1 << 16  # rows of a list that are in memory at once
 NUM_CHECKED = 10  # files of each list that are looked up at the start; looking up all of ImageNet would take minutes
 NUM_NAMED = 10  # repeated or shared paths that the log names
 
@@ -89,7 +89,7 @@ def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
     made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 5}
     columns = {f"{number}.{name}": TEXT for number in numbers for name in ("path", "group", "folder")}
     for number in numbers:
-        columns |= label_columns(lists.kind, number)
+        columns |= label_columns(lists.kind.stored, number)
     index = open_or_build(index_paths(config, beside), columns, made_of, lambda builder: _build(lists, builder))
     facts = {"names": lists.label_names, "texts_are": lists.labels_are, "folders": index.facts["folder_names"]}
     labels = [replace(stored_labels(index, file, number), **facts) for number, file in enumerate(lists.files)]

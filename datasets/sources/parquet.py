@@ -95,7 +95,7 @@ def read_parquet(config: Config, only_validation: bool) -> tuple[Table | None, T
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
     index = open_or_build(
         paths,
-        INDEX_COLUMNS | label_columns(kind),
+        INDEX_COLUMNS | label_columns(kind.stored),
         made_of | {"targets": kind.__name__, "version": 2},
         lambda builder: add_rows(builder, [*train_files, *val_files], config, kind),
     )

@@ -13,7 +13,6 @@ from datasets.index import TEXT, Distinct, Index, IndexBuilder, encoded
 from datasets.sources.tar import Member, Tar
 from datasets.targets.one_class import OneClass
 
-ROWS_AT_ONCE = 1 << 16
 USUAL_COLUMNS = ("image", "label")  # columns of image and label in parquet files on Hugging Face
 NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
 LABEL_ENDINGS = ("cls", "json")  # of files in a tar that may have the label of a sample
@@ -90,9 +89,9 @@ class ParquetColumns:
     classes: tuple[str, ...] | None = None  # the names of the classes by number, if they are known
 
 
-def label_columns(kind: type[OneClass], part: int = 0) -> dict[str, str]:
-    """Return the columns of an index for the labels of a part, with their types."""
-    columns = {"label": kind.stored, "label_text": TEXT, "label_row": "<u8"}
+def label_columns(stored: str, part: int = 0) -> dict[str, str]:
+    """Return the columns of an index for the labels of a part, with their types. `stored`: OneLabel.stored."""
+    columns = {"label": stored, "label_text": TEXT, "label_row": "<u8"}
     return {f"{part}.{name}": column for name, column in columns.items()}
 
 

@@ -31,12 +31,7 @@ from datasets.sources.folder import read_split_folders
 from datasets.sources.images import FileStorage, normal_paths, on_disk, stays_inside
 from datasets.sources.layout import data_root, expected_layout, own_split, path_below_data
 from datasets.targets.class_labels import OneLabel
-from datasets.targets.labels import (
-    LabelWriter,
-    Values,
-    label_columns,
-    stored_labels,
-)
+from datasets.targets.labels import LabelWriter, Values, label_columns, stored_labels
 from utils.errors import DataError, not_a_file
 from utils.text import counted, first_of, warning
 

@@ -69,12 +69,15 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     import engine.settings_of_weights as of_weights
 
     checkpoint = of_weights.checkpoint_of(texts)
-    if (candidate_names := candidate_names_in(texts.get("MODEL.PRETRAINED"))) is not None:
-        if chosen := of_weights.choice_of_resumed(texts, checkpoint, candidate_names):
-            return _load(_with(command_line, chosen))
-        # MODEL.NAME names timm's model of the candidates, as it does for other weights that name none.
-        named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in texts else None
-        return load(command_line._replace(cfg=command_line.cfg or find_settings_file("finetune")), weights=named)
+    candidate_names = candidate_names_in(texts.get("MODEL.PRETRAINED"))
+    if candidate_names is not None:
+        chosen = of_weights.choice_of_resumed(texts, checkpoint, candidate_names)
+        if not chosen:
+            # MODEL.NAME names timm's model of the candidates, as it does for other weights that name none.
+            named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in texts else None
+            return load(command_line._replace(cfg=command_line.cfg or find_settings_file("finetune")), weights=named)
+        command_line = _with(command_line, chosen)
+        texts = _given([*files, *command_line.layers])
     if command_line.cfg:
         return load(command_line, beneath=files, weights=of_weights.layer_of_weights(texts, checkpoint))
     path, of_run = of_weights.layers_of_run(texts, checkpoint)
@@ -89,9 +92,23 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     if of_weights.is_on(texts, "EVAL"):
         weights = of_weights.layer_of_weights(texts, checkpoint)
         return load(command_line, needs_file=False, beneath=[fine_tuning_batch()], weights=weights)
-    loaded = _load(command_line._replace(cfg=find_settings_file("finetune")))
+    return _load_to_fine_tune(command_line, checkpoint)
+
+
+def _load_to_fine_tune(command_line: CommandLine, checkpoint: Path | None) -> LoadedConfig:
+    """Load the file that fine-tunes the model of the weights. To know model and task, load the usual one first."""
+    import engine.settings_of_weights as of_weights
+
+    def load_file(file: str) -> LoadedConfig:
+        files = read_layers(file)
+        weights = of_weights.layer_of_weights(_given([*files, *command_line.layers]), checkpoint)
+        return load(command_line._replace(cfg=file), beneath=files, weights=weights)
+
+    usual = find_settings_file("finetune")
+    loaded = load_file(usual)
     file = find_settings_file(of_weights.fine_tuning_file(loaded.config))
-    loaded = _load(command_line._replace(cfg=file))
+    if file != usual:
+        loaded = load_file(file)
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
     return replace(loaded, notes=[note, *loaded.notes])
 

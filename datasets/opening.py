@@ -54,7 +54,7 @@ def open_data(
         train = replace(train, copies=_find_copies(config, train, only_validation, saved, process))
     train, val, pixels = process.after_first(lambda: _finish(config, train, val, only_validation, saved))
     if only_validation and prior.outputs and val.classes != prior.outputs and {*val.classes} <= {*prior.outputs}:
-        from datasets.known_classes import renumber
+        from datasets.class_numbers import renumber
 
         (val,) = renumber([val], prior.outputs)
     settings, train, val = val.meaning.settle(config, prior, train, val)
@@ -153,7 +153,7 @@ def _choose_scored(config: Config, train: Table | None, val: Table | None, saved
 
         val = split_to_evaluate(config, train, saved)
     if saved and not config.DATA.CLASSES:
-        from datasets.known_classes import without_new_classes
+        from datasets.class_numbers import without_new_classes
 
         val = without_new_classes(val, saved)
     return val
@@ -162,34 +162,12 @@ def _choose_scored(config: Config, train: Table | None, val: Table | None, saved
 def _number_classes(
     config: Config, parts: list[Table], saved: SavedData | None, only_validation: bool
 ) -> tuple[list[Table], list[str]]:
-    """Number the classes of all parts in the same way. Return the parts, and lines for the log.
+    """Number the classes of all parts in the same way. Return the parts, and lines for the log."""
+    if parts[0].meaning.labels_are == "listed" and not config.DATA.CLASSES and not (saved and saved.classes):
+        return parts, []
+    from datasets.class_numbers import number_classes
 
-    Use the numbers of the checkpoint that is resumed or evaluated. Without a checkpoint, use the order of DATA.CLASSES,
-    and without this file the order of the data: class names that are numbers are sorted by value, and labels that are
-    numbers are the class numbers, except that 1 to N become 0 to N - 1.
-    """
-    notes, lines = [], []
-    if config.DATA.CLASSES:
-        from datasets.known_classes import number_by_list
-
-        parts, notes = number_by_list(config, parts, only_validation)
-    elif not (saved and saved.classes):
-        numbering = parts[0].meaning.numbering
-        classes, notes = numbering.names(parts[0].classes)
-        may_renumber = not (only_validation or config.MODEL.NUM_CLASSES or parts[0].makes_batches)
-        if classes != parts[0].classes:
-            from datasets.known_classes import renumber
-
-            parts = renumber(parts, classes)
-        elif not numbering.are_names and may_renumber:
-            from datasets.known_classes import number_by_label
-
-            parts, notes = number_by_label(parts)
-    if saved and saved.classes:
-        from datasets.known_classes import number_by_checkpoint
-
-        parts, lines = number_by_checkpoint(config, parts, saved.classes, only_validation)
-    return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
+    return number_classes(config, parts, saved, only_validation)
 
 
 def _describe_counts(train: Table, val: Table) -> list[str]:

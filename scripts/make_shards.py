@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from configs.load import load
 from datasets import ImageSet, open_data
+from datasets.class_numbers import LINE_END
 from datasets.index import ENDING
-from datasets.known_classes import LINE_END
 from datasets.passes import read_each
 from datasets.pixels.decode import KNOWN_ENDINGS
 from datasets.pixels.kinds import readers

@@ -1,15 +1,14 @@
-"""`csv`: files with a column of paths and a column of classes."""
+"""`csv`: files with a column of paths and columns of labels."""
 
 import contextlib
 import csv
-import functools
 import itertools
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 from unicodedata import normalize
 
 import numpy as np
@@ -17,9 +16,9 @@ import numpy as np
 from configs.schema import Config
 from datasets.image_set import Table
 from datasets.sources.layout import choose_parts, data_root, expected_layout
-from datasets.sources.listing import Lists, Rows, open_list, to_tables
-from datasets.targets.labels import ROWS_AT_ONCE, Cells, OneLabel
-from datasets.targets.of_task import reading_of
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_tables
+from datasets.targets.kinds import kind_of
+from datasets.targets.labels import RawLabels
 from utils.errors import DataError
 
 SEPARATORS = ",;\t"
@@ -40,10 +39,11 @@ def read_csv(config: Config, only_validation: bool) -> tuple[Table | None, Table
         notes = parts.notes(only_validation, root, ".csv")
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
     columns = Columns.of(config, files)
+    kind = kind_of(config)
     # The split that is stored next to the index depends on these settings.
     settings = {"columns": columns.names, "group_by": columns.group, "separator": config.DATA.LABEL_SEPARATOR}
-    read = functools.partial(read_csv_file, columns=columns)
-    lists = Lists(files, read, columns.reading, settings | columns.reading.of_csv)
+    settings |= {"targets": kind.__name__, "are_bits": config.DATA.has_label_columns}
+    lists = Lists(files, lambda file: read_csv_file(file, columns), kind, columns.of_labels, settings=settings)
     tables = to_tables(config, lists, only_validation)
     if not (columns.group or only_validation):
         notes = (*notes, *_describe_unused_groups(files[0], columns))
@@ -53,12 +53,13 @@ def read_csv(config: Config, only_validation: bool) -> tuple[Table | None, Table
     return tables[0], tables[-1]
 
 
-class Columns(NamedTuple):
+@dataclass(frozen=True)
+class Columns:
     """The names of the columns that are read."""
 
+    config: Config
     path: str
     of_labels: tuple[str, ...]
-    reading: OneLabel
     group: str | None
 
     @classmethod
@@ -66,40 +67,70 @@ class Columns(NamedTuple):
         path, *of_labels = config.DATA.COLUMNS or USUAL
         group = config.DATA.GROUP_BY
         if of_labels == ["*"]:
-            with _opened(files[0], [path]) as rows:
-                names = [name.strip() for name in next(rows)]
+            with _opened(files[0], [path]) as (names, _):
+                pass
             others = [path] if group is None else [path, group]
             others = [names[place] for place in find_columns(others, names) if place is not None]
             of_labels = [name for name in dict.fromkeys(names) if name and name not in others]
-        return cls(path, tuple(of_labels), reading_of(config, of_labels), group)
+        return cls(config, path, tuple(of_labels), group)
 
     @property
     def names(self) -> list[str]:
         return [self.path, *self.of_labels, *([self.group] if self.group else [])]
 
 
-def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> None:
-    """Pass these columns of all rows of a file to `add`."""
-    with _opened(file, columns.names) as rows:
-        names = [name.strip() for name in next(rows)]
-        columns.reading.check_header(file, names, columns.names)
-        places = zip(columns.names, find_columns(columns.names, names), strict=True)
-        values = _Values(file, columns, [*places], len(names))
-        while batch := values.take(rows):
-            add(batch)
+def read_csv_file(file: Path, columns: Columns) -> Iterator[Rows]:
+    """Yield these columns of all rows of a file."""
+    kind, num_labels = kind_of(columns.config), len(columns.of_labels)
+    with _opened(file, columns.names) as (header, rows):
+        twice = next((name for name in columns.names if header.count(name) > 1), None)
+        if twice and kind.has_columns:
+            raise DataError(
+                f"{file}: the header has the column {twice} {header.count(twice)} times; rename or remove one"
+            )
+        places = find_columns(columns.names, header)
+        while True:
+            (paths, *others), lines = _read_values(file, rows, places, len(header))
+            if not lines:
+                return
+            labels, groups = others[:num_labels], [] if columns.group is None else others[-1]
+            for name, values in ((columns.path, paths), (columns.group, groups)):
+                if "" in values:
+                    line = lines[values.index("")]
+                    raise DataError(f"{file}, line {line}: {name} is missing; fill it in or remove the row")
+            raw = RawLabels(file, columns.of_labels, labels, lines, separator=rows.dialect.delimiter)
+            yield Rows(paths, kind.parse(columns.config, raw), np.array(lines), groups)
+
+
+def _read_values(file: Path, rows: Any, places: list[int], width: int) -> tuple[list[list[str]], array]:
+    """Return the values of the columns at these places, and the line numbers, of the next rows of a csv.reader."""
+    # Make one list of texts per column. A tuple per row would trigger Python's garbage collector many times.
+    columns, lines = [[] for _ in places], array("Q")
+    targets = [(place, column.append) for place, column in zip(places, columns, strict=True)]
+    for row in itertools.islice(filter(any, rows), ROWS_AT_ONCE):
+        if len(row) > width:
+            raise DataError(
+                f"{file}, line {rows.line_num}: more values than the header has columns; put values that contain the "
+                "separator in quotes"
+            )
+        num_values = len(row)
+        for place, append in targets:
+            append(row[place].strip() if place < num_values else "")
+        lines.append(rows.line_num)
+    return columns, lines
 
 
 def read_cells(file: Path, columns: Columns) -> Iterator[list[str]]:
     """Yield the cells of the header, and of each row that is not empty."""
-    with _opened(file, columns.names) as rows:
+    with _opened(file, columns.names) as (header, rows):
+        yield header
         yield from filter(any, rows)
 
 
 def _describe_unused_groups(file: Path, columns: Columns) -> Iterator[str]:
     """Yield a note for each column that probably groups the images and is not read."""
-    with _opened(file, columns.names) as rows:
-        names = [name.strip() for name in next(rows)]
-    used = find_columns(columns.names, names)
+    with _opened(file, columns.names) as (names, _):
+        used = find_columns(columns.names, names)
     for place, name in enumerate(names):
         if place not in used and GROUPS.fullmatch(name):
             yield f"{file}: column {name} is not used; to keep its groups in one part, add -opts DATA.GROUP_BY={name}"
@@ -127,17 +158,18 @@ def _plain(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _opened(file: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield a csv.reader of a file, whose first row is the header.
+def _opened(file: Path, columns: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """Yield the names in the header of a file, and a csv.reader of the rows after it.
 
-    Raise DataError if it is not CSV or lacks columns.
+    Raise DataError if the file is not CSV or lacks columns.
     """
     rows = None
     with open_list(file) as lines:
         try:
             declared = declared_separator(lines.readline())
             separator = _find_separator(file, lines, columns, declared)
-            yield (rows := _reader(lines, separator, declared))
+            rows, header = _read_header(lines, separator, declared)
+            yield header, rows
         except csv.Error as error:
             raise DataError(
                 f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or "
@@ -145,20 +177,20 @@ def _opened(file: Path, columns: list[str]) -> Iterator[Any]:
             ) from error
 
 
-def _reader(lines: TextIO, separator: str, declared: str | None) -> Any:
-    """Return a csv.reader of the header and the rows, without the line that declares a separator."""
+def _read_header(lines: TextIO, separator: str, declared: str | None) -> tuple[Any, list[str]]:
+    """Return a csv.reader after the header, and the names in it. `declared`: by the first line, which is skipped."""
     lines.seek(0)
     rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     if declared:
         next(rows)
-    return rows
+    return rows, [name.strip() for name in next(rows, [])]
 
 
 def _find_separator(file: Path, lines: TextIO, columns: list[str], declared: str | None) -> str:
     """Return the separator that splits the header so that it has all these columns. `lines`: the open file."""
     most = []
     for separator in declared or SEPARATORS:
-        names = [value.strip() for value in next(_reader(lines, separator, declared), [])]
+        _, names = _read_header(lines, separator, declared)
         if None not in find_columns(columns, names):
             return separator
         most = max(most, names, key=len)
@@ -167,41 +199,3 @@ def _find_separator(file: Path, lines: TextIO, columns: list[str], declared: str
         f"{','.join(most) or 'nothing'}; name the columns of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] "
         "(groups: DATA.GROUP_BY)"
     )
-
-
-class _Values(NamedTuple):
-    """Extracts path, label and group from rows, and refuses rows with missing or surplus values."""
-
-    file: Path
-    columns: Columns
-    places: list[tuple[str, int]]  # names and places of the columns: path, labels, group
-    width: int
-
-    def take(self, rows: Any) -> Rows | None:
-        """Return paths, labels and groups of the next rows of a csv.reader, or None after the last row."""
-        # Make one list of strings per column. A tuple per row would trigger Python's garbage collector many times.
-        columns, lines = [[] for _ in self.places], array("Q")
-        targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]
-        if_empty = dict.fromkeys(self.columns.names, "")
-        if_empty |= dict.fromkeys(self.columns.of_labels, self.columns.reading.if_empty)
-        for row in itertools.islice(filter(any, rows), ROWS_AT_ONCE):
-            if len(row) > self.width:
-                raise DataError(
-                    f"{self.file}, line {rows.line_num}: more values than the header has columns; put values "
-                    "that contain the separator in quotes"
-                )
-            for column, place, keep in targets:
-                value = row[place].strip() if place < len(row) else ""
-                if not value and if_empty[column] is not None:
-                    raise DataError(
-                        f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
-                        f"{if_empty[column]}"
-                    )
-                keep(value)
-            lines.append(rows.line_num)
-        if not lines:
-            return None
-        end = 1 + len(self.columns.of_labels)
-        cells = Cells(self.file, self.columns.of_labels, columns[1:end], lines, rows.dialect.delimiter)
-        labels = self.columns.reading.from_cells(cells)
-        return Rows(columns[0], labels, np.array(lines), columns[end] if self.columns.group else [])

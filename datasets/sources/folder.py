@@ -13,9 +13,9 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
+from datasets.class_numbers import read_classes
 from datasets.image_set import Table
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
-from datasets.known_classes import read_classes
 from datasets.pixels import Pixels
 from datasets.pixels.decode import IMAGE_ENDINGS, READ_BY
 from datasets.pixels.kinds import hint_of_formats, kind_of_pixels, readers
@@ -30,7 +30,6 @@ from datasets.sources.layout import (
     own_split,
     path_below_data,
 )
-from datasets.targets.by_label import ByName
 from datasets.targets.one_class import OneClass
 from datasets.types import SavedData
 from utils.commands import page, pip
@@ -179,7 +178,7 @@ def read_class_folders(
         FileStorage(folder, index.text("path"), folder=below, index=index),
         index.column("target"),
         classes,
-        OneClass(ByName()),
+        OneClass(labels_are="names"),
         notes=tuple(describe_left_out(folder, left_out)),
         is_listing=True,
     )

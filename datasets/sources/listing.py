@@ -30,31 +30,34 @@ from datasets.index import (
 from datasets.sources.folder import read_split_folders
 from datasets.sources.images import FileStorage, normal_paths, on_disk, stays_inside
 from datasets.sources.layout import data_root, expected_layout, own_split, path_below_data
-from datasets.targets.labels import ROWS_AT_ONCE, OneLabel
+from datasets.targets.class_labels import OneLabel
+from datasets.targets.labels import LabelWriter, Values, label_columns, stored_labels
 from utils.errors import DataError, not_a_file
 from utils.text import counted, first_of, warning
 
+ROWS_AT_ONCE = 1 << 16  # rows of a list that are in memory at once
 NUM_CHECKED = 10  # files of each list that are looked up at the start; looking up all of ImageNet would take minutes
 NUM_NAMED = 10  # repeated or shared paths that the log names
-COLUMNS = {"path": TEXT, "group": TEXT, "folder": TEXT}  # columns of each list, besides those of its targets
 
 
 class Rows(NamedTuple):
-    """Some lines of a list in their order: path as written, label as read, line number, value of DATA.GROUP_BY."""
+    """Some lines of a list in their order: path as written, label, line number, value of DATA.GROUP_BY."""
 
     paths: list[str]
-    labels: Sequence[str] | np.ndarray
+    labels: Values  # parsed
     lines: np.ndarray
     groups: list[str]  # empty without DATA.GROUP_BY
 
 
 @dataclass(frozen=True)
 class Lists:
-    """List files of one kind, and the function that reads them. If there are two, the first is for training."""
+    """List files of one kind. If there are two, the first is for training."""
 
     files: list[Path]
-    read: Callable[[Path, Callable[[Rows], None]], None]  # passes all rows to a function
-    reading: OneLabel  # converts labels to targets
+    read: Callable[[Path], Iterator[Rows]]  # yields the rows of a file
+    kind: type[OneLabel]  # of targets
+    label_names: Sequence[str] = ()  # of the columns of labels
+    labels_are: str = ""  # "numbers" if labels must be class numbers
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 
@@ -77,90 +80,79 @@ def to_tables(config: Config, lists: Lists, only_last: bool) -> list[Table]:
 
     Paths are relative to DATA.IMAGE_ROOT, or to the folder of the list if it is not set, and must not lead out of it.
     """
-    beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
-    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 4}
-    of_list = COLUMNS | lists.reading.columns
-    columns = {f"{number}.{name}": kind for number in range(len(lists.files)) for name, kind in of_list.items()}
-    index = open_or_build(
-        index_paths(config, beside), columns, made_of, lambda builder: _Builder(config, lists, builder).build()
-    )
-    targets = lists.reading.from_lists(index, lists.files)
+    beside, numbers = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}"), range(len(lists.files))
+    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 5}
+    columns = {f"{number}.{name}": TEXT for number in numbers for name in ("path", "group", "folder")}
+    for number in numbers:
+        columns |= label_columns(lists.kind.stored, number)
+    index = open_or_build(index_paths(config, beside), columns, made_of, lambda builder: _build(lists, builder))
+    facts = {"names": lists.label_names, "texts_are": lists.labels_are, "folders": index.facts["folder_names"]}
+    labels = [replace(stored_labels(index, file, number), **facts) for number, file in enumerate(lists.files)]
+    targets = lists.kind.of_labels(config, labels)
     tables = []
-    for number in range(len(lists.files))[-1 if only_last else 0 :]:
-        file, paths = lists.files[number], index.text(f"{number}.path")
+    for number in numbers[-1 if only_last else 0 :]:
+        file, paths, groups = lists.files[number], index.text(f"{number}.path"), index.text(f"{number}.group")
         root = Path(config.DATA.image_root).expanduser() if config.DATA.image_root else file.parent
         _check_paths(index, file, number, root)
-        groups = index.text(f"{number}.group")
         files = FileStorage(root, paths, folder=path_below_data(config.DATA, root), index=index, confined=True)
         split = own_split(lists.files[0], lists.files[-1])
-        groups = groups if len(groups) else None
-        tables.append(Table(files, *targets[number], split=split, groups=groups))
-    notes = (*_notes(config, index, lists, only_last), *lists.reading.describe(tables[0]))
+        tables.append(Table(files, *targets[number], split=split, groups=groups if len(groups) else None))
+    notes = (*_notes(config, index, lists, only_last), *tables[0].meaning.describe(config, tables[0]))
     return [*tables[:-1], replace(tables[-1], notes=notes)]
 
 
-class _Builder:
-    """Reads the lists into an index, without holding their lines in memory."""
-
-    def __init__(self, config: Config, lists: Lists, builder: IndexBuilder):
-        self.config, self.lists, self.builder = config, lists, builder
-        self.hashes = RowHashes()
-        self.targets = [lists.reading.listed(builder, number) for number in range(len(lists.files))]
-
-    def build(self) -> dict:
-        for number, file in enumerate(self.lists.files):
-            self._read(number, file)
-        facts = self.lists.reading.finish(self.builder, self.targets, self.lists.files)
-        return facts | self._compare()
-
-    def _read(self, number: int, file: Path) -> None:
-        folders, targets = Distinct(), self.targets[number]
-
-        def add(rows: Rows) -> None:
+def _build(lists: Lists, builder: IndexBuilder) -> dict:
+    """Read the lists into an index, without holding their lines in memory. Return facts for the index."""
+    hashes, writers = RowHashes(), [LabelWriter(builder, number) for number in range(len(lists.files))]
+    folders = [Distinct() for _ in lists.files]
+    for number, file in enumerate(lists.files):
+        for rows in lists.read(file):
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
                 raise DataError(f"{file}, line {line}: the path contains a zero byte; save the list again as UTF-8")
-            self.builder.add(f"{number}.path", paths := encoded(rows.paths))
-            places = folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
-            targets.add(rows.labels, rows.lines, places)
-            self.hashes.add(normal_paths(paths))
-            if rows.groups:
-                self.builder.add(f"{number}.group", encoded(rows.groups))
+            paths = encoded(rows.paths)
+            builder.add(f"{number}.path", paths)
+            builder.add(f"{number}.group", encoded(rows.groups))
+            places = folders[number].add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
+            writers[number].add(rows.labels, rows.lines, places)
+            hashes.add(normal_paths(paths))
+            del paths, rows  # the next rows are read before these names get other values
+        builder.add(f"{number}.folder", encoded(list(folders[number].numbers)))
+        writers[number].finish()
+    return {"folder_names": writers[0].folders(list(folders[0].numbers))} | _compare(builder, writers, hashes)
 
-        self.lists.read(file, add)
-        targets.finish(list(folders.numbers))
-        self.builder.add(f"{number}.folder", encoded(list(folders.numbers)))
 
-    def _compare(self) -> dict:
-        """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists."""
-        texts = [self.builder.text(f"{number}.path") for number in range(len(self.lists.files))]
-        num_first = len(texts[0])
-        repeated, shared, num_different = [[] for _ in texts], [], [0 for _ in texts]
+def _compare(builder: IndexBuilder, writers: list[LabelWriter], hashes: RowHashes) -> dict:
+    """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists."""
+    texts = [builder.text(f"{number}.path") for number in range(len(writers))]
+    num_first = len(texts[0])
+    repeated, shared, num_different = [[] for _ in texts], [], [0 for _ in texts]
 
-        def path_of(row: int) -> bytes:
-            part, index = (1, row - num_first) if row >= num_first else (0, row)
-            return normal_paths([texts[part][index]])[0]
+    def path_of(row: int) -> bytes:
+        part, index = (1, row - num_first) if row >= num_first else (0, row)
+        return normal_paths([texts[part][index]])[0]
 
-        for rows in equal_rows(self.hashes.take(), path_of):
-            parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
-            for part, rows_of_part in enumerate(parts[: len(texts)]):
-                repeated[part] += rows_of_part[1:]
-                targets = self.targets[part].of_rows[rows_of_part]
-                num_different[part] += int(np.any(targets != targets[:1], axis=(*range(1, targets.ndim),)).sum())
-            if parts[0]:
-                shared += parts[1]
-        groups = []
-        if len(texts) == 2 and self.lists.settings.get("group_by"):
-            first, second = (
-                set(itertools.chain.from_iterable(self.builder.text(f"{number}.group").chunks())) for number in range(2)
-            )
-            groups = sorted(map(os.fsdecode, first & second))
-        return {
-            "repeated": [_count_and_names(text, rows) for text, rows in zip(texts, repeated, strict=True)],
-            "different": num_different,
-            "shared": _count_and_names(texts[-1], shared),
-            "shared_groups": {"count": len(groups), "first": groups[:NUM_NAMED]},
-        }
+    for rows in equal_rows(hashes.take(), path_of):
+        parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
+        for part, writer in enumerate(writers):
+            repeated[part] += parts[part][1:]
+            labels = writer.rows()[parts[part]]
+            num_different[part] += int((labels != labels[:1]).any(1).sum())
+        if parts[0]:
+            shared += parts[1]
+    groups = []
+    if len(texts) == 2:
+        first, second = (builder.text(f"{number}.group").chunks() for number in range(2))
+        groups = sorted(map(os.fsdecode, {*_flat(first)} & {*_flat(second)}))
+    return {
+        "repeated": [_count_and_names(text, rows) for text, rows in zip(texts, repeated, strict=True)],
+        "different": num_different,
+        "shared": _count_and_names(texts[-1], shared),
+        "shared_groups": {"count": len(groups), "first": groups[:NUM_NAMED]},
+    }
+
+
+_flat = itertools.chain.from_iterable
 
 
 def _count_and_names(paths: Texts, rows: list[int]) -> dict:
@@ -241,13 +233,13 @@ def read_imagenet(config: Config, only_validation: bool) -> tuple[Table | None, 
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
         with open_list(file):
             pass  # refuses anything but a regular file
-    lists = Lists(files, read_list_file, OneLabel(config, allow_names=False))
+    lists = Lists(files, read_list_file, OneLabel, labels_are="numbers")
     tables = to_tables(config, lists, only_validation)
     return tables[0], tables[-1]
 
 
-def read_list_file(file: Path, add: Callable[[Rows], None]) -> None:
-    """Read lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
+def read_list_file(file: Path) -> Iterator[Rows]:
+    """Yield lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
     with open_list(file) as lines:
         for start in itertools.count(1, ROWS_AT_ONCE):
             text = [line.strip() for line in itertools.islice(lines, ROWS_AT_ONCE)]
@@ -257,10 +249,10 @@ def read_list_file(file: Path, add: Callable[[Rows], None]) -> None:
             if "" in text:
                 numbers, text = numbers[[bool(line) for line in text]], list(filter(None, text))
             # Make one flat list, because a list for each line would trigger Python's garbage collector many times.
-            parts = list(itertools.chain.from_iterable(line.rsplit(maxsplit=1) for line in text))
+            parts = list(_flat(line.rsplit(maxsplit=1) for line in text))
             if len(parts) < 2 * len(text):
                 place, line = next((place, line) for place, line in enumerate(text) if len(line.split(maxsplit=1)) < 2)
                 raise DataError(
                     f"{file}, line {numbers[place]}: {line!r} has no label; each line must be 'relative/path label'"
                 )
-            add(Rows(parts[0::2], parts[1::2], numbers, []))
+            yield Rows(parts[0::2], parts[1::2], numbers, [])

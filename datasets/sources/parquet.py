@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import os
 import re
 import threading
@@ -33,10 +32,18 @@ from datasets.pixels import Pixels
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedStorage
 from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
-from datasets.targets.by_label import ByName
-from datasets.targets.labels import USUAL_COLUMNS, OneLabel, ParquetColumns, is_text
-from datasets.targets.numbering import ByList
-from datasets.targets.of_task import reading_of
+from datasets.targets.class_labels import OneLabel
+from datasets.targets.kinds import kind_of
+from datasets.targets.labels import (
+    USUAL_COLUMNS,
+    LabelWriter,
+    ParquetColumns,
+    RawLabels,
+    Values,
+    is_text,
+    label_columns,
+    stored_labels,
+)
 from utils.commands import pip
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown
@@ -83,33 +90,36 @@ def read_parquet(config: Config, only_validation: bool) -> tuple[Table | None, T
     train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
     if not parts.suffice(only_validation):
         raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
+    kind = kind_of(config)
     made_of = {"files": stamps_of([*train_files, *val_files]), "columns": list(config.DATA.COLUMNS)}
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
-    reading = reading_of(config)
     index = open_or_build(
         paths,
-        INDEX_COLUMNS | {"label": reading.type},
-        made_of | reading.of_parquet,
-        lambda builder: add_rows(builder, [*train_files, *val_files], config, reading),
+        INDEX_COLUMNS | label_columns(kind.stored),
+        made_of | {"targets": kind.__name__, "version": 2},
+        lambda builder: add_rows(builder, [*train_files, *val_files], config, kind),
     )
     num_train = int(index.column("file_rows")[: len(train_files)].sum())
     num_rows = int(index.column("file_rows").sum())
-    labels = reading.stored(index.rows("label", num_rows))
     parts_of_rows = (range(num_train), range(num_train, num_rows))
     for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
         if part_files and not rows:
             raise DataError(f"{part_files[0]}: the file has no rows; get it again, or remove it")
     storages = [ParquetStorage(config.DATA, index, rows) for rows in parts_of_rows if rows]
-    stored = [(labels[each.first : each.first + len(each)], each.name) for each in storages]
-    numbering = ByName() if index.facts["are_names"] else ByList()
-    targets = reading.from_rows(stored, lambda: index.facts["classes"], numbering)
+    facts = {"names": index.facts["labels"], "classes": index.facts["classes"], "texts_are": "names"}
+    stored, rows = replace(stored_labels(index, root), **facts), index.rows("0.label", num_rows)
+    labels = [
+        replace(stored, values=rows[storage.first : storage.first + len(storage)], where=storage.name)
+        for storage in storages
+    ]
+    targets = kind.of_labels(config, labels)
     notes = parts.notes(only_validation, root, f"*{ENDING}")
     titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
     split = own_split(*titles)
-    sets = [Table(storage, *each, split=split) for storage, each in zip(storages, targets, strict=True)]
+    sets = [Table(storage, *of_part, split=split) for storage, of_part in zip(storages, targets, strict=True)]
     if num_train and not only_validation:
         notes = (*notes, *_warn_of_sorted_rows(sets[0], storages[0].reach))
-    notes = (*notes, *reading.describe(sets[0]))
+    notes = (*notes, *sets[0].meaning.describe(config, sets[0]))
     sets = [replace(table, notes=notes) for table in sets]
     return (sets[0] if num_train else None), (sets[-1] if num_rows > num_train else None)
 
@@ -154,11 +164,11 @@ def _warn_of_sorted_rows(train: Table, reach: int) -> list[str]:
 # --- the columns ---
 
 
-def choose_columns(file: Path, schema: Any, first: Any, config: Config, reading: OneLabel) -> ParquetColumns:
+def choose_columns(file: Path, schema: Any, first: Any, config: Config, kind: type[OneLabel]) -> ParquetColumns:
     """Return the columns of a file. `schema`, `first`: pyarrow's schemas of this file and of the first one."""
     name = (config.DATA.COLUMNS or USUAL_COLUMNS)[0]
     images = bytes_and_path(schema.field(name)) if schema.names.count(name) == 1 else None
-    return reading.find_in_parquet(file, schema, first, images)
+    return kind.choose_columns(config, file, schema, first, images)
 
 
 def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
@@ -176,8 +186,8 @@ def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
 # --- the index: row groups, and the label and name of each row, read without the images ---
 
 
-def add_rows(builder: IndexBuilder, files: Sequence[Path], config: Config, reading: OneLabel) -> dict:
-    """Add the rows of these files to the index. `reading`: of their targets."""
+def add_rows(builder: IndexBuilder, files: Sequence[Path], config: Config, kind: type[OneLabel]) -> dict:
+    """Add the rows of these files to the index. `kind`: of targets."""
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
 
         def in_threads(task: Callable[[Path], T]) -> Iterator[T]:
@@ -190,38 +200,38 @@ def add_rows(builder: IndexBuilder, files: Sequence[Path], config: Config, readi
         schemas = list(in_threads(lambda file: opened(file).schema_arrow))
         pairs = zip(files, schemas, strict=True)
         columns = _common_columns(
-            files, [choose_columns(file, schema, schemas[0], config, reading) for file, schema in pairs]
+            files, [choose_columns(file, schema, schemas[0], config, kind) for file, schema in pairs]
         )
-        if columns.are_names:
-            class_names = in_threads(lambda file: reading.names_in_parquet(file, columns, read_columns))
-            columns = columns._replace(classes=tuple(sorted({*itertools.chain(*class_names)})))
-        hashes = RowHashes()
-        rows = shown(in_threads(lambda file: _read_rows(file, columns, reading)), "index", len(files), unit="files")
+        hashes, writer = RowHashes(), LabelWriter(builder)
+        parse = functools.partial(kind.parse, config)
+        rows = shown(in_threads(lambda file: _read_rows(file, columns, parse)), "index", len(files), unit="files")
         for number, (groups, labels, names) in enumerate(rows):
             groups = np.array(groups, np.int64).reshape(-1, 3)
-            builder.add("label", labels)
+            writer.add(labels, range(len(names)))
             builder.add("name", names)
             hashes.add(names)
             builder.add("group_file", np.full(len(groups), number))
             for column, values in zip(("group_number", "group_rows", "group_bytes"), groups.T, strict=True):
                 builder.add(column, values)
-            builder.add("file_rows", [len(labels)])
+            builder.add("file_rows", [len(names)])
+    writer.finish()
     in_order = np.sort(hashes.take())
     # Names are keys if each image has its own name. A row without a name has an empty name.
     has_keys = not (in_order[1:] == in_order[:-1]).any() and hash(b"") not in in_order
-    return {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
+    facts = {"image": columns.image, "labels": columns.labels, "classes": columns.classes}
+    return facts | {"has_keys": has_keys}
 
 
 def _common_columns(files: Sequence[Path], columns_of_files: Sequence[ParquetColumns]) -> ParquetColumns:
     """Return the columns of all files, which must be the same."""
     first = columns_of_files[0]
     for file, columns in zip(files, columns_of_files, strict=True):
-        if columns._replace(path=None) != first._replace(path=None):
+        if replace(columns, path=None) != replace(first, path=None):
             raise DataError(
                 f"{file} and {files[0]} differ in the columns of images or labels, or in the class names, so they "
                 "belong to different data sets; move one of them elsewhere"
             )
-    return first if all(columns.path == first.path for columns in columns_of_files) else first._replace(path=None)
+    return first if all(columns.path == first.path for columns in columns_of_files) else replace(first, path=None)
 
 
 @contextlib.contextmanager
@@ -255,18 +265,21 @@ def read_columns(file: Path | str, columns: Sequence[str], group: int | None = N
 
 
 def _read_rows(
-    file: Path, columns: ParquetColumns, reading: OneLabel
-) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
-    """Return a file's row groups, the targets of its rows, and its image names (all empty if any is missing)."""
+    file: Path, columns: ParquetColumns, parse: Callable[[RawLabels], Values]
+) -> tuple[list[tuple[int, int, int]], Values, list[bytes]]:
+    """Return a file's row groups, the labels of its rows, and its image names (all empty if any is missing)."""
     groups, names = row_groups(file, columns), []
     num_rows = sum(rows for _, rows, _ in groups)
-    targets = reading.from_parquet(file, columns, num_rows, read_columns)
+    table = read_columns(file, columns.labels)
+    raw_columns = [table.column(name) for name in columns.labels]
+    raw = RawLabels(file, columns.labels, raw_columns, range(table.num_rows), row="row", classes=columns.classes)
+    labels = parse(raw)
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
         names = [] if texts.null_count else [text.encode(errors="surrogateescape") for text in texts.to_pylist()]
-    if not len(names or targets) == len(targets) == num_rows:
+    if not len(names or raw.rows) == len(raw.rows) == num_rows:
         raise DataError(f"{file}: its columns have different numbers of rows; the file is damaged; get it again")
-    return groups, targets, names or [b""] * len(targets)
+    return groups, labels, names or [b""] * num_rows
 
 
 def row_groups(file: Path, columns: ParquetColumns) -> list[tuple[int, int, int]]:

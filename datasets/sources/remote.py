@@ -32,7 +32,6 @@ from datasets.sources import shards
 from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, choose_parts
 from datasets.sources.shards import CLASSES_FILE, ShardFolder, ShardStorage, ShardTable, ShardTar
 from datasets.sources.tar import Tar
-from datasets.targets.of_task import reading_of
 from utils.errors import DataError, cause_of, needing
 from utils.files import free_bytes, locked, names_in, replacing, sync
 from utils.text import SCHEMES, format_bytes, redacted
@@ -326,7 +325,7 @@ class ServerFolder(ShardFolder):
     def __init__(self, config: Config, say: Callable[[str], None]):
         url, self._names = parse_address(config.DATA.DATA_PATH)
         known_by = hashlib.sha256(url.encode()).hexdigest()[:16]
-        super().__init__(caches_folder(config) / f"shards-{known_by}", reading_of(config))
+        super().__init__(caches_folder(config) / f"shards-{known_by}", config)
         self.title, self.server, self._limit_gb = url, Server(url, say), config.DATA.REMOTE_CACHE_GB
         self.cache = TarCache(self.root / "tars", self.server)
         self._listed: dict[str, dict] = {}

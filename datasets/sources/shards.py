@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
+from datasets.class_numbers import classes_in
 from datasets.image_set import ImageSet, Rows, Table, chosen
 from datasets.index import (
     ENDING,
@@ -25,7 +26,6 @@ from datasets.index import (
     open_index,
     open_or_build,
 )
-from datasets.known_classes import classes_in
 from datasets.pixels import Pixels
 from datasets.pixels.decode import KNOWN_ENDINGS
 from datasets.pixels.kinds import kind_of_pixels
@@ -33,10 +33,10 @@ from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedStorage
 from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.tar import Member, Tar
-from datasets.targets.labels import OneLabel, StoredTargets, TarLabels
-from datasets.targets.numbering import ByList
-from datasets.targets.of_task import reading_of
-from utils.errors import DataError
+from datasets.targets.class_labels import OneLabel
+from datasets.targets.kinds import kind_of
+from datasets.targets.labels import LABEL_ENDINGS, Labels, RawSamples, label_names
+from utils.errors import ConfigError, DataError
 from utils.files import read_names
 from utils.log import shown
 from utils.text import counted
@@ -44,6 +44,7 @@ from utils.text import counted
 MADE_OF = {"shards": 3}  # the version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
+MAX_LABEL_BYTES = 1 << 20  # a larger file has no label
 NUM_PIECES, PIECE = 64, 8192  # number and size in bytes of the pieces that a tar's checksum covers, half a MiB in total
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
 NUM_THREADS = 16  # threads, which mostly wait for the disk
@@ -80,9 +81,8 @@ class ShardFolder:
     num_scans = NUM_THREADS  # tars that are scanned at the same time
     endings = KNOWN_ENDINGS  # image files have these
 
-    def __init__(self, root: Path, reading: OneLabel):
-        """`reading`: how the labels in the tars are read."""
-        self.root, self.title, self.reading = root, str(root), reading
+    def __init__(self, root: Path, config: Config):
+        self.root, self.title, self.config, self.kind = root, str(root), config, kind_of(config)
 
     def find_tars(self) -> dict[str, list[ShardTar]]:
         """Return the sorted tars of each part."""
@@ -113,7 +113,9 @@ class ShardFolder:
     @property
     def made_of(self) -> dict:
         """Return what the content of an index depends on, besides the tars."""
-        return MADE_OF | self.reading.of_tars
+        if not self.kind.has_columns:
+            return MADE_OF
+        return MADE_OF | {"targets": self.kind.__name__, "columns": label_names(self.config)}
 
     def older_indexes(self, paths: Sequence[Path], part: str) -> list[Index]:
         """Return indexes of earlier starts, which may be about other tars."""
@@ -151,11 +153,17 @@ def part_of(name: str) -> str:
 
 
 def scan(
-    tar: Tar, in_tar: Callable[[Tar], TarLabels] = TarLabels, image_endings: tuple[str, ...] = KNOWN_ENDINGS
+    tar: Tar,
+    image_endings: tuple[str, ...] = KNOWN_ENDINGS,
+    kind: type[OneLabel] = OneLabel,
+    label_names: Sequence[str] = (),
 ) -> Shard:
-    """Read the headers of a tar, and its labels. A sample's file names agree up to the first dot."""
+    """Read the headers of a tar, and its labels. A sample's file names agree up to the first dot.
+
+    `kind`: of the targets; `label_names`: the keys of its labels in .json files.
+    """
     images: dict[str, Member] = {}
-    labels = in_tar(tar)
+    files: dict[str, dict[str, Member]] = {ending: {} for ending in LABEL_ENDINGS}
     for member in tar.members():
         folder, slash, file = member.name.rpartition("/")
         stem, _, ending = file.partition(".")
@@ -169,12 +177,12 @@ def scan(
                     "give each sample a different name"
                 )
             images[key] = member
-        else:
-            labels.add(key, ending, member)
-    of_images = labels.of_images(images, image_endings)
+        elif ending in files and member.size <= MAX_LABEL_BYTES:
+            files[ending][key] = member
+    labels = kind.parse_tar(RawSamples(tar, images, files, image_endings, label_names))
     places = np.array([(member.offset, member.size) for member in images.values()], np.int64).reshape(-1, 2)
     names = [os.fsencode(member.name) for member in images.values()]
-    return Shard(of_images, *places.T, names, checksum_of(tar))
+    return Shard(labels, *places.T, names, checksum_of(tar))
 
 
 def checksum_of(tar: Tar) -> bytes:
@@ -256,7 +264,8 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
                 add_shards(builder, zip(tars, map(known.shard, range(len(tars))), strict=True))
                 return {}
         with ThreadPoolExecutor(folder.num_scans, "shards") as pool:
-            read = pool.map(lambda tar: scan(folder.open(tar), folder.reading.in_tar, folder.endings), tars)
+            names = label_names(config)
+            read = pool.map(lambda tar: scan(folder.open(tar), folder.endings, folder.kind, names), tars)
             shards = shown(read, f"index of {folder.title}", len(tars), unit="tars")
             add_shards(builder, zip(tars, shards, strict=True))
         return {}
@@ -265,7 +274,7 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
     return ShardTable(
         open_or_build(
             paths,
-            SAMPLES | TARS | {"label": folder.reading.type},
+            SAMPLES | TARS | {"label": folder.kind.stored},
             folder.made_of,
             build,
             lambda index: ShardTable(index).is_of(tars),
@@ -328,14 +337,15 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
 
 def read_shards(config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation shards, or all shards and None."""
-    folder = ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True), reading_of(config))
+    folder = ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True), config)
     return read_from(folder, config, only_validation)
 
 
 def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation shards of this folder, or all shards and None."""
-    reading = folder.reading
-    reading.check_tars(folder.drops_tars)
+    kind = folder.kind
+    if kind.has_columns:
+        check_keys(config, folder.drops_tars)
     tars = folder.find_tars()
     parts = choose_parts(tars)
     reads_train = parts.train and not (only_validation and parts.val)
@@ -346,8 +356,8 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
     names = [name for name, is_read in ((parts.train, reads_train), (parts.val, parts.val)) if is_read]
     pixels = kind_of_pixels(config.DATA.PIXELS)
     folder.endings = (*KNOWN_ENDINGS, *pixels.own_endings)
-    # Their indexes have other samples.
-    suffix = f"-{pixels.name}{reading.suffix}" if pixels.own_endings else reading.suffix
+    # Indexes of these pixels have other samples, and indexes of numbers other labels.
+    suffix = (f"-{pixels.name}" if pixels.own_endings else "") + ("-numbers" if kind.has_columns else "")
     indexes = [f"{name}{suffix}" for name in names]
     tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
     notes = [*folder.notes, *parts.notes(only_validation, folder.title, "*.tar")]
@@ -359,26 +369,36 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
                 "remove the file"
             )
     storages = [ShardStorage(folder, table, config.DATA.SHUFFLE_BUFFER) for table in tables]
-    stored = [(reading.stored(table.labels), storage.name) for table, storage in zip(tables, storages, strict=True)]
-    targets = reading.from_rows(stored, lambda: _classes(folder, stored), ByList())
+    labels = [Labels(table.labels, storage.name) for table, storage in zip(tables, storages, strict=True)]
+    facts = {"names": label_names(config)} if kind.has_columns else {"classes": _classes(folder, labels)}
+    targets = kind.of_labels(config, [replace(part, **facts) for part in labels])
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
-    sets = [Table(storage, *each, split=split) for storage, each in zip(storages, targets, strict=True)]
-    notes += reading.describe(sets[0])
+    sets = [Table(storage, *of_part, split=split) for storage, of_part in zip(storages, targets, strict=True)]
+    notes += sets[0].meaning.describe(config, sets[0])
     sets = [replace(table, notes=tuple(notes)) for table in sets]
     return (sets[0] if reads_train else None), (sets[-1] if parts.val else None)
 
 
-def _classes(folder: ShardFolder, stored: Sequence[StoredTargets]) -> list[str] | None:
+def check_keys(config: Config, is_on_server: bool) -> None:
+    """Raise ConfigError if the values of keys in .json files cannot be read from these tars."""
+    if is_on_server:
+        raise ConfigError("DATA.DATA_PATH: numbers are not read from a server; copy the tars to this machine")
+    if label_names(config) == ["*"]:
+        raise ConfigError("DATA.COLUMNS: name the keys of the numbers in the .json files of the tars, in place of *")
+
+
+def _classes(folder: ShardFolder, parts: Sequence[Labels]) -> list[str] | None:
     """Return the classes that classes.txt names, or None if there is no such file."""
     content = folder.classes()
     if content is None:
         return None
     classes = classes_in(content, f"{folder.title}/{CLASSES_FILE}")
-    labels, name = max(stored, key=lambda part: part[0].max())
-    highest = labels.max()
+    part = max(parts, key=lambda part: part.values.max())
+    highest = part.values.max()
     if highest >= len(classes):
+        where = part.where(int(part.values.argmax()))
         raise DataError(
-            f"{name(int(labels.argmax()))}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
+            f"{where}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
             f"{counted(len(classes), 'class')}, counted from 0; add the missing lines"
         )
     return classes

@@ -9,7 +9,7 @@ from configs.schema import Config
 from datasets.image_set import ImageSet, Storage, Table
 from datasets.order import Piece
 from datasets.pixels.kinds import pixels_of
-from datasets.targets.of_task import meaning_of
+from datasets.targets.kinds import kind_of
 from datasets.transforms.crop import BySize
 from datasets.types import Batch
 
@@ -71,7 +71,7 @@ def invented_table(config: Config) -> Table:
         SyntheticStorage(len(targets)),
         targets,
         [str(number) for number in range(num_classes)],
-        meaning_of(config).invent(num_classes),
+        kind_of(config).invent(num_classes),
         split={"rule": "none", "training": "synthetic", "validation": "synthetic"},
     )
 

@@ -225,7 +225,7 @@ def class_folders_of(table: Table, record: dict) -> Set[bytes]:
     """
     if not hashes_names(record):
         return set()
-    names = table.meaning.numbering.folders(record.get(CLASS_FOLDERS, table.classes))
+    names = table.meaning.class_folders(record.get(CLASS_FOLDERS, table.classes))
     return {composed(name.encode(errors="surrogateescape")) for name in names}
 
 

@@ -141,7 +141,7 @@ def _kept_folds(table: Table, record: dict, saved: SavedData | None) -> np.ndarr
     kept = np.array([listed.get(name, NONE) for name in names], np.int32)
     new, gone = np.flatnonzero(kept == NONE).tolist(), sorted(listed.keys() - names)
     if new and gone and len(gone) < len(listed):
-        classes = table.meaning.numbering.folders([*table.classes, *saved.classes])
+        classes = table.meaning.class_folders([*table.classes, *saved.classes])
         then = _hashes_below(gone, classes, record["seed"])
         now = _hashes_below([names[row] for row in new], classes, record["seed"])
         num_then, num_now, name_then = Counter(then), Counter(now), dict(zip(then, gone, strict=True))

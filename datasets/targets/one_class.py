@@ -1,51 +1,41 @@
-"""The meaning of the target numbers of an image set: the class of each image.
-
-A batch has a target for each image in the form that the loss reads. To let images have another kind of target, derive
-a class from OneClass and one that reads it from tables from OneLabel (labels.py), as label_sets.py and numbers.py do,
-and add a row to TASKS (configs/tables.py).
-"""
+"""OneClass: each image has one class. kinds.py says which other kinds of targets there are, and how to add one."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.targets.numbering import ByList
 from datasets.types import PriorFacts, Settled
 
 Images = TypeVar("Images")  # a Table, whose class is above this file
-LISTED = ByList()
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
 
 
+@dataclass(frozen=True, eq=False)
 class OneClass:
-    """Each image has one class, whose number is its target."""
+    """What the target numbers of an image set mean: here, the number of the class of each image."""
 
-    part_noun, part_nouns = "class", "classes"  # the parts of the data from which a split takes an equal share
-    near_copies_agree = True  # whether images that look the same must have the same target
+    # What the source says about classes: their names in the order of their numbers, or labels that are names or numbers
+    labels_are: Literal["listed", "names", "numbers"] = field(default="listed", kw_only=True)
+    folders: Sequence[str] = field(default=(), kw_only=True)  # of labels that are numbers: each class's only folder
 
-    def __init__(self, numbering: ByList = LISTED):
-        self.numbering = numbering
+    part_noun: ClassVar[str] = "class"  # the parts of the data from which a split takes an equal share
+    part_nouns: ClassVar[str] = "classes"
+    near_copies_agree: ClassVar[bool] = True  # whether images that look the same must have the same target
 
     @property
     def has_one_name(self) -> bool:
         """Return whether the label of each image is the name of one class."""
-        return self.numbering.are_names
-
-    def with_named_classes(self) -> "OneClass":
-        """Return the meaning after DATA.CLASSES has named the classes."""
-        return OneClass(self.numbering.with_named_classes())
+        return self.labels_are != "numbers"
 
     @classmethod
-    def invent(cls, num_classes: int) -> "OneClass":
+    def invent(cls, num_classes: int) -> Self:
         """Return the meaning of random target numbers below the number of classes, for trials with invented images."""
-
-        from datasets.targets.by_label import ByNumber
-
-        return cls(ByNumber())
+        return cls(labels_are="numbers")
 
     def names(self, classes: Sequence[str]) -> Sequence[str]:
         """Return the meaning of each target number."""
@@ -72,7 +62,7 @@ class OneClass:
             return []
         total = trained + validation
         smallest = sorted(np.flatnonzero(total).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
-        names = (f"{classes[each]} ({trained[each]:,}/{validation[each]:,})" for each in smallest)
+        names = (f"{classes[number]} ({trained[number]:,}/{validation[number]:,})" for number in smallest)
         return [f"smallest classes (train/val): {', '.join(names)}"]
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -82,6 +72,10 @@ class OneClass:
     def classes_of(self, target: int) -> tuple[int, ...]:
         """Return the class numbers that a target number means."""
         return (target,)
+
+    def class_folders(self, classes: Sequence[str]) -> Sequence[str]:
+        """Return the names of the folders that are class folders wherever they occur in a path."""
+        return () if self.labels_are == "numbers" else classes  # other folders may have numbers as names too
 
     def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["OneClass", np.ndarray]:
         """Return the meaning and the targets after class i has become class lookup[i]."""
@@ -97,6 +91,8 @@ class OneClass:
         """Measure what the targets of a batch depend on. Return the settings that follow, and the images with it."""
         return [], train, val
 
+    # --- batches ---
+
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
         """Return memory for the targets of a batch: int64 [B]."""
         return torch.empty(count, dtype=torch.int64, pin_memory=pinned)
@@ -107,7 +103,10 @@ class OneClass:
 
     def batch(self, targets: np.ndarray, num_classes: int) -> Tensor:
         """Return the targets of a batch that has these target numbers."""
-        return torch.from_numpy(targets)
+        places = self.allocate(len(targets), num_classes, pinned=False)
+        for target, place in zip(targets.tolist(), places, strict=True):
+            self.put(target, place)
+        return places
 
 
 def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:

@@ -172,7 +172,12 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the range of each number, and numbers that are missing or only count the rows."""
     parts = {"training": train, "validation": val}
-    lines = [(part, line) for part, each in parts.items() if each is not None for line in each.meaning.describe(each)]
+    lines = [
+        (part, line)
+        for part, images in parts.items()
+        if images is not None
+        for line in images.meaning.describe(config, images)
+    ]
     is_doubtful = any(line.startswith(WARNING) for _, line in lines)
     text = "\n".join(f"{part}: {line.removeprefix(WARNING)}" for part, line in lines)
     return Finding(plural(config.task.noun), text, WARN if is_doubtful else OK)

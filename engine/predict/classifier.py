@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from configs.schema import Config
-from datasets.known_classes import read_classes
+from datasets.class_numbers import read_classes
 from datasets.pixels.kinds import pixels_of
 from engine.open_model import NEEDED, open_model, outputs_in, without_float8
 from engine.settings import load_settings

@@ -27,7 +27,7 @@ RARE = tuple(
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     engine.export.native_photo configs.rare_checks
     engine.tasks.numbers engine.train.number_loss
-    datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
+    datasets.targets.label_sets datasets.targets.numbers
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
     engine.doctor engine.choice engine.folds engine.labelling""".split()
@@ -122,10 +122,10 @@ PACKAGES = {
         "positions vit timm_models __init__"
     ).split(),
     "datasets": (
-        "order types targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes "
-        "pixels.decode pixels.card transforms.operations transforms.augment pixels.survey pixels pixels.native "
-        "pixels.kinds image_set sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables "
-        "targets.of_task balance fingerprint bad_images neighbours identity split known_classes transforms sources "
+        "order types targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card "
+        "transforms.operations transforms.augment pixels.survey pixels pixels.native pixels.kinds image_set "
+        "class_numbers sources.tar targets.labels targets.class_labels targets.label_sets targets.numbers "
+        "targets.kinds balance fingerprint bad_images neighbours identity split transforms sources "
         "sources.torchvision_sets loading.replacements loading copies overlap cache opening build __init__"
     ).split(),
     "engine": (

@@ -21,9 +21,8 @@ from configs.schema import Config
 from configs.tables import LOSSES, METRICS, PIXEL_KINDS, SOURCES, TASKS, TORCH_OPTIMIZERS, TaskRow
 from configs.values import SETTINGS
 from datasets.pixels.kinds import kind_of_pixels, pixels_of
-from datasets.targets.labels import OneLabel
-from datasets.targets.of_task import meaning_of, reading_of
-from datasets.targets.one_class import OneClass
+from datasets.targets.class_labels import OneLabel
+from datasets.targets.kinds import kind_of
 from engine.export.photo import Photo
 from engine.export.photo_subject import photo_of
 from engine.record.columns import COLUMNS
@@ -189,12 +188,9 @@ def test_registered_task_has_a_class_targets_and_scores(name):
     assert name == "classes" or cls is not ClassTask, f"engine/tasks/__init__.py: add {name} to task_class"
     options = {"classes": [], "labels": ["DATA.LABEL_SEPARATOR=|"], "numbers": ["TRAIN.OBJECTIVE=numbers"]}[name]
     config = load(["-opts", "DATA.DATASET=csv", *options], needs_file=False).config
-    meaning, reading = meaning_of(config), reading_of(config)
-    assert issubclass(meaning, OneClass), "datasets/targets/: derive it from OneClass"
-    assert isinstance(reading, OneLabel), "datasets/targets/: derive it from OneLabel"
-    assert (name == "classes") == (meaning is OneClass) == (type(reading) is OneLabel), (
-        f"datasets/targets/__init__.py: add {name} to meaning_of and reading_of"
-    )
+    kind = kind_of(config)
+    assert issubclass(kind, OneLabel), "datasets/targets/: derive it from OneLabel"
+    assert (name == "classes") == (kind is OneLabel), f"datasets/targets/kinds.py: add {name} to kind_of"
     assert {*row.metrics} <= METRICS.keys(), f"configs/tables.py: add the metrics of {name} to METRICS"
 
 

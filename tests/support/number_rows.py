@@ -9,7 +9,7 @@ from PIL import Image
 from configs.schema import Config
 from datasets import ImageSet, PriorFacts
 from datasets.sources.arrays import BRIGHTEST, DIGITS
-from datasets.targets.numbers import NumberTargets, standardized
+from datasets.targets.numbers import NumberTargets
 from datasets.types import NO_PRIOR_FACTS
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, files_with, settings
@@ -64,7 +64,7 @@ def standardize(
     config: Config, train: ImageSet | None, val: ImageSet, prior: PriorFacts = NO_PRIOR_FACTS
 ) -> tuple[Config, ImageSet | None, ImageSet]:
     """Return the settings and images with the measurements of the training images."""
-    settings, train, val = standardized(config, prior, train, val)
+    settings, train, val = val.meaning.settle(config, prior, train, val)
     return replaced(config, DATA={each.name.removeprefix("DATA."): each.value for each in settings}), train, val
 
 

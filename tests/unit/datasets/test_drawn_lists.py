@@ -45,11 +45,10 @@ def line_of(mark: str, content: bytes) -> int:
 
 def rows_in(content: bytes, config: Config) -> list[tuple[str, ...]]:
     """Return the rows that a run reads from a CSV file: path, label and, with DATA.GROUP_BY, the group."""
-    found = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "list.csv")
         file.write_bytes(content)
-        read_csv_file(file, found.append, Columns.of(config, [file]))
+        found = [*read_csv_file(file, Columns.of(config, [file]))]
     return [row for rows in found for row in zip(*filter(None, (rows.paths, rows.labels, rows.groups)), strict=True)]
 
 
@@ -115,12 +114,11 @@ def test_list_file_is_read_as_written_with_blank_lines_and_any_line_end(rows, bl
     lines += [""] * blanks[-1]
     place = min(place, len(lines))
     with tempfile.TemporaryDirectory() as folder:
-        file, found = Path(folder, "train_list.txt"), []
+        file = Path(folder, "train_list.txt")
         file.write_bytes(line_end.join(lines).encode(encoding))
-        read_list_file(file, found.append)
+        (of_file,) = read_list_file(file)
         file.write_bytes(line_end.join([*lines[:place], "label", *lines[place:]]).encode(encoding))
         with refused(DataError, f"line {place + 1}:"):
-            read_list_file(file, found.append)
-    (of_file,) = found
+            next(read_list_file(file))
     assert [*zip(of_file.paths, of_file.labels, strict=True)] == [(path, str(label)) for path, label in rows]
     assert of_file.lines.tolist() == numbers

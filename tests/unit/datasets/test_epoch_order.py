@@ -12,7 +12,6 @@ from datasets.image_set import ImageSet
 from datasets.index import IndexBuilder
 from datasets.order import grouped_shuffled, nearby_shuffled
 from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardStorage, ShardTable, ShardTar, add_shards
-from datasets.targets.labels import OneLabel
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings, targets_only
 from tests.support.opened import open_sets
@@ -28,7 +27,7 @@ def big_set(num_shards: int, per_shard: int, buffer: int):
     builder = IndexBuilder(SAMPLES | TARS)
     add_shards(builder, shards)
     table = ShardTable(builder.finish({}))
-    storage = ShardStorage(ShardFolder(Path(), OneLabel(Config())), table, buffer)
+    storage = ShardStorage(ShardFolder(Path(), Config()), table, buffer)
     return ImageSet(storage, np.zeros(len(table), np.int32), ["one"])
 
 

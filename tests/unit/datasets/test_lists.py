@@ -12,7 +12,7 @@ from datasets import SavedData
 from datasets.fingerprint import data_facts
 from datasets.index import equal_rows
 from datasets.sources import csv_list, listing
-from datasets.targets.labels import numbered_classes
+from datasets.targets.class_labels import numbered_classes
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, settings, shades

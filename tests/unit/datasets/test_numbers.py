@@ -352,6 +352,13 @@ def test_evaluation_ignores_an_empty_column_that_the_checkpoint_lacks(tmp_path):
     assert val.meaning.batch(val.targets[:3], 1).tolist() == [[0], [1], [4]]
 
 
+def test_evaluation_describes_the_numbers_of_the_validation_list(tmp_path):
+    write_rows(tmp_path / "train.csv", ["500", "900"])
+    write_rows(tmp_path / "val.csv", ["3", "4", "8"], prefix="v")
+    _, val = load(tmp_path, evaluate=True)
+    assert "age: 3 to 8, mean 5" in val.notes
+
+
 def test_invented_targets_have_a_finite_number_for_each_output():
     first, second = (NumberTargets.invent(3).batch(np.array([2, 0, 1, 2]), 3) for _ in range(2))
     assert first.shape == (4, 3) and first.isfinite().all() and first.equal(second)

@@ -42,7 +42,7 @@ def test_train_and_val_parquet_files_are_recognized_by_their_paths(tmp_path, nam
         write_parquet(tmp_path / name, rows(numbers))
     train, val = load("parquet", tmp_path)
     assert (shades(train), shades(val)) == (list(range(9)), [20, 21, 22])
-    assert train.classes == ["0", "1", "2"] and not train.meaning.numbering.are_names
+    assert train.classes == ["0", "1", "2"] and train.meaning.labels_are == "numbers"
     assert train.file(7) == (".png", png(7))
 
 
@@ -100,6 +100,14 @@ def test_text_classes_are_collected_from_all_parquet_files(tmp_path):
         write_parquet(tmp_path / f"{name}.parquet", rows(range(2)) | {"label": labels})
     train, _ = load("parquet", tmp_path)
     assert [train.classes[target] for target in train.targets] == ["bee", "cat", "ant", "bee"]
+
+
+def test_parquet_class_name_in_two_unicode_forms_is_one_class(tmp_path):
+    write_parquet(tmp_path / "train.parquet", rows(range(3)) | {"label": ["ba\u0308r", "cat", "b\u00e4r"]})
+    write_parquet(tmp_path / "val.parquet", rows(range(2)) | {"label": ["cat", "ba\u0308r"]})
+    train, val = load("parquet", tmp_path)
+    assert train.classes == val.classes == ["b\u00e4r", "cat"]
+    assert (train.targets.tolist(), val.targets.tolist()) == ([0, 1, 0], [1, 0])
 
 
 def test_columns_setting_selects_parquet_columns_with_other_names(tmp_path):

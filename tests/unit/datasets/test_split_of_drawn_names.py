@@ -20,7 +20,6 @@ from datasets.index import Texts
 from datasets.pixels import Pixels
 from datasets.split import new_record, write_split
 from datasets.split.listed import PARTS, describe_changed_images
-from datasets.targets.by_label import ByNumber
 from datasets.targets.one_class import OneClass
 from tests.support.file_names import CHARACTERS, IN_LINES, in_any_form, names
 from tests.support.image_sets import divided_by, files_with, load, png, write_tar
@@ -76,7 +75,7 @@ def parts_of(
     images = files_with(root, [key for key, _ in pairs], [number for _, number in pairs], classes, Pixels(3))
     if meanings:
         names = [meanings[name] for name in classes]
-        images = replace(images, meaning=OneClass(ByNumber()), classes=names)
+        images = replace(images, meaning=OneClass(labels_are="numbers"), classes=names)
     record = new_record("hash", "here", fraction, fold)
     if groups:
         images = replace(images, groups=Texts.of([groups[key].encode() for key, _ in pairs]))

@@ -5,16 +5,16 @@ import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
 from configs.schema import Config
-from datasets.image_set import ImageSet, Rows, Table, chosen
+from datasets.image_set import Rows, Table, chosen
 from datasets.index import (
     ENDING,
     TEXT,
@@ -33,7 +33,7 @@ from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedStorage
 from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.tar import Member, Tar
-from datasets.targets.labels import OneLabel, StoredTargets, TarLabels
+from datasets.targets.labels import StoredTargets, TarLabels
 from datasets.targets.numbering import ByList
 from datasets.targets.of_task import reading_of
 from utils.errors import DataError
@@ -72,27 +72,15 @@ class Shard(NamedTuple):
     checksum: bytes
 
 
+@dataclass(frozen=True, eq=False)
 class ShardFolder:
-    """A folder of shards on a disk. A subclass for a server overrides the methods, and keeps copies in `root`."""
+    """A folder of shards on a disk."""
 
-    notes: Sequence[str] = ()  # lines for the log
-    drops_tars = False  # whether the folder deletes copies of tars to make space for other tars
+    root: Path  # of the indexes, and on a disk also of the tars
+    title: str  # for messages
+    tars: Mapping[str, Sequence[ShardTar]]  # the sorted tars of each part
+    notes: tuple[str, ...]  # lines for the log
     num_scans = NUM_THREADS  # tars that are scanned at the same time
-    endings = KNOWN_ENDINGS  # image files have these
-
-    def __init__(self, root: Path, reading: OneLabel):
-        """`reading`: how the labels in the tars are read."""
-        self.root, self.title, self.reading = root, str(root), reading
-
-    def find_tars(self) -> dict[str, list[ShardTar]]:
-        """Return the sorted tars of each part."""
-        tars = _find_tars(self.root)
-        with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-            return {part: list(pool.map(self._describe, paths)) for part, paths in tars.items()}
-
-    def _describe(self, path: Path) -> ShardTar:
-        stat = os.stat(path)
-        return ShardTar(path.relative_to(self.root).as_posix(), stat.st_size, stat.st_mtime_ns)
 
     def title_of(self, tar: ShardTar) -> str:
         """Return the name of a tar for messages."""
@@ -110,22 +98,31 @@ class ShardFolder:
         file = self.root / CLASSES_FILE
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
-    @property
-    def made_of(self) -> dict:
-        """Return what the content of an index depends on, besides the tars."""
-        return MADE_OF | self.reading.of_tars
-
-    def older_indexes(self, paths: Sequence[Path], part: str) -> list[Index]:
-        """Return indexes of earlier starts, which may be about other tars."""
-        return [index for index in map(open_index, paths) if index and index.facts.get("made_of") == self.made_of]
+    def older_indexes(self, paths: Sequence[Path]) -> Iterable[Index]:
+        """Return indexes of earlier starts at these paths, which may be about other tars."""
+        return filter(None, map(open_index, paths))
 
     def are_unchanged(self, table: "ShardTable", tars: Sequence[ShardTar]) -> bool:
         """Return whether the tars have the content that a table of tars with their names and sizes describes."""
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-            return list(pool.map(lambda tar: checksum_of(self.open(tar)), tars)) == table.checksums()
+            checksums = list(pool.map(lambda tar: checksum_of(self.open(tar)), tars))
+        return checksums == [table.checksum(number) for number in range(len(tars))]
 
-    def will_read(self, storage: "ShardStorage", part: ImageSet, seed: int, epoch: int, position: int) -> None:
-        """Prepare for the next reads; see Storage.will_read."""
+    def storage(self, table: "ShardTable", shuffle_buffer: int) -> "ShardStorage":
+        return ShardStorage(self, table, shuffle_buffer)
+
+
+def open_folder(root: Path) -> ShardFolder:
+    """Return the folder with this path on a disk."""
+
+    def describe(path: Path) -> ShardTar:
+        stat = os.stat(path)
+        return ShardTar(path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)
+
+    paths = _find_tars(root)
+    with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
+        tars = {part: list(pool.map(describe, of_part)) for part, of_part in paths.items()}
+    return ShardFolder(root, str(root), tars, ())
 
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:
@@ -177,10 +174,16 @@ def scan(
     return Shard(of_images, *places.T, names, checksum_of(tar))
 
 
+def pieces_of(size: int) -> np.ndarray:
+    """Return int64 [pieces, 2]: start and stop of each piece of a tar that its checksum covers."""
+    starts = np.linspace(0, max(size - PIECE, 0), NUM_PIECES, dtype=np.int64)
+    return np.stack([starts, np.minimum(starts + PIECE, size)], axis=1)
+
+
 def checksum_of(tar: Tar) -> bytes:
     """Return a checksum of pieces from all over the tar, so that an index recognises a copy with another date."""
-    starts = np.linspace(0, max(tar.size - PIECE, 0), NUM_PIECES, dtype=int).tolist()
-    return hashlib.blake2b(b"".join(tar.read(start, PIECE) for start in starts), digest_size=16).digest()
+    pieces = [tar.read(start, stop - start) for start, stop in pieces_of(tar.size).tolist()]
+    return hashlib.blake2b(b"".join(pieces), digest_size=16).digest()
 
 
 # --- the index of a part ---
@@ -192,7 +195,7 @@ class ShardTable:
     def __init__(self, index: Index):
         self.index = index
         self.offsets, self.sizes = index.column("offset"), index.column("size")
-        self.names, self.tar_names = index.text("name"), index.text("tar")
+        self.names, self.tar_names, self.checksums = (index.text(name) for name in ("name", "tar", "tar.checksum"))
         self.labels = index.rows("label", len(self.names))
         self.tar_sizes, self.tar_versions = index.column("tar.size"), index.column("tar.version")
         self.starts = index.column("tar.first")  # the first row of each tar, then the total number of rows
@@ -204,8 +207,8 @@ class ShardTable:
         name = os.fsdecode(self.tar_names[number])
         return ShardTar(name, int(self.tar_sizes[number]), int(self.tar_versions[number]))
 
-    def checksums(self) -> list[bytes]:
-        return self.index.text("tar.checksum").chunk(0, len(self.tar_names))
+    def checksum(self, number: int) -> bytes:
+        return self.checksums[number]
 
     def is_of(self, tars: Sequence[ShardTar], has_versions: bool = True) -> bool:
         """Return whether this is the index of tars with these names, sizes and, if it `has_versions`, versions."""
@@ -220,7 +223,7 @@ class ShardTable:
         """Return the rows of one tar."""
         start, stop = self.starts[number : number + 2].tolist()
         numbers = (column[start:stop] for column in (self.labels, self.offsets, self.sizes))
-        return Shard(*numbers, self.names.chunk(start, stop), self.index.text("tar.checksum")[number])
+        return Shard(*numbers, self.names.chunk(start, stop), self.checksum(number))
 
 
 def add_shards(builder: IndexBuilder, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
@@ -243,35 +246,33 @@ def save_shards(path: Path, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
     builder.finish({"made_of": MADE_OF}).save(path)
 
 
-def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:
-    """Return the samples of these tars of a part, from the index of an earlier start if the tars have not changed.
+def open_table(config: Config, folder: ShardFolder, part: str) -> ShardTable:
+    """Return the samples of the tars of a part, from the index of an earlier start if the tars have not changed.
 
     The index of tars that were copied with other dates is used too. Otherwise, all tars are read.
     """
-    paths = index_paths(config, folder.root / f"{part}{ENDING}")
+    reading, pixels, tars = reading_of(config), kind_of_pixels(config.DATA.PIXELS), folder.tars[part]
+    made_of, endings = MADE_OF | reading.of_tars, (*KNOWN_ENDINGS, *pixels.own_endings)
+    # The index of a kind of pixels with endings of its own has other samples.
+    name = f"{part}-{pixels.name}{reading.suffix}" if pixels.own_endings else f"{part}{reading.suffix}"
+    paths = index_paths(config, folder.root / f"{name}{ENDING}")
 
     def build(builder: IndexBuilder) -> dict:
-        for known in map(ShardTable, folder.older_indexes(paths, part)):
+        indexes = [index for index in folder.older_indexes(paths) if index.facts.get("made_of") == made_of]
+        for known in map(ShardTable, indexes):
             if known.is_of(tars, has_versions=False) and folder.are_unchanged(known, tars):
                 add_shards(builder, zip(tars, map(known.shard, range(len(tars))), strict=True))
                 return {}
         with ThreadPoolExecutor(folder.num_scans, "shards") as pool:
-            read = pool.map(lambda tar: scan(folder.open(tar), folder.reading.in_tar, folder.endings), tars)
+            read = pool.map(lambda tar: scan(folder.open(tar), reading.in_tar, endings), tars)
             shards = shown(read, f"index of {folder.title}", len(tars), unit="tars")
             add_shards(builder, zip(tars, shards, strict=True))
         return {}
 
+    columns = SAMPLES | TARS | {"label": reading.type}
     # Even a small index gets a file, because building it again would read all tars.
-    return ShardTable(
-        open_or_build(
-            paths,
-            SAMPLES | TARS | {"label": folder.reading.type},
-            folder.made_of,
-            build,
-            lambda index: ShardTable(index).is_of(tars),
-            keep_small=True,
-        )
-    )
+    index = open_or_build(paths, columns, made_of, build, lambda index: ShardTable(index).is_of(tars), keep_small=True)
+    return ShardTable(index)
 
 
 # --- the images ---
@@ -303,53 +304,50 @@ class ShardStorage(GroupedStorage):
     def open_file(self, row: int, pixels: Pixels) -> tuple[str, bytes]:
         _, number = self.place(row)
         try:
-            tar = _opened(self.folder, self.table, number)
-            data = tar.read(int(self.table.offsets[row]), int(self.table.sizes[row]))
+            data = self.read_file(row, number)
         except OSError:
-            _opened.cache_clear()  # a stale handle stays stale: the next attempt opens the tar again
+            self.close_tar(number)  # a stale handle stays stale: the next attempt opens the tar again
             raise
         return os.path.splitext(self.key(row))[1], data
+
+    def read_file(self, row: int, number: int) -> bytes:
+        """Return the bytes of an image in tar `number`."""
+        tar = _opened(self.folder, self.table.tar(number))
+        return tar.read(int(self.table.offsets[row]), int(self.table.sizes[row]))
+
+    def close_tar(self, number: int) -> None:
+        """Close a tar that could not be read."""
+        _opened.cache_clear()
 
     def epoch_order(self, rows: Rows, count: int, seed: int, epoch: int) -> np.ndarray:
         """Shuffle the tars, then samples within DATA.SHUFFLE_BUFFER, because disks are slow at random access."""
         return self.order_of_groups(rows, count, self.shuffle_buffer, seed, epoch)
 
-    def will_read(self, part: ImageSet, seed: int, epoch: int, position: int) -> None:
-        self.folder.will_read(self, part, seed, epoch, position)
-
 
 @functools.lru_cache(MAX_OPEN_TARS)
-def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
+def _opened(folder: ShardFolder, tar: ShardTar) -> Tar:
     """Return an open tar. A tar that leaves the cache is closed when the last thread has finished reading from it."""
-    if folder.drops_tars:
-        _opened.cache_clear()  # an open tar would stay on the disk even after it is deleted to make room for this one
-    return folder.open(table.tar(number), table.index.text("tar.checksum")[number])
+    return folder.open(tar)
 
 
 def read_shards(config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation shards, or all shards and None."""
-    folder = ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True), reading_of(config))
-    return read_from(folder, config, only_validation)
+    root = data_root(config.DATA, EXPECTS, reads_tars=True)
+    reading_of(config).check_tars(is_on_server=False)
+    return read_from(open_folder(root), config, only_validation)
 
 
 def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation shards of this folder, or all shards and None."""
-    reading = folder.reading
-    reading.check_tars(folder.drops_tars)
-    tars = folder.find_tars()
-    parts = choose_parts(tars)
+    reading = reading_of(config)
+    parts = choose_parts(folder.tars)
     reads_train = parts.train and not (only_validation and parts.val)
     if not parts.suffice(only_validation):
         raise DataError(
             f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
         )
     names = [name for name, is_read in ((parts.train, reads_train), (parts.val, parts.val)) if is_read]
-    pixels = kind_of_pixels(config.DATA.PIXELS)
-    folder.endings = (*KNOWN_ENDINGS, *pixels.own_endings)
-    # Their indexes have other samples.
-    suffix = f"-{pixels.name}{reading.suffix}" if pixels.own_endings else reading.suffix
-    indexes = [f"{name}{suffix}" for name in names]
-    tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
+    tables = [open_table(config, folder, name) for name in names]
     notes = [*folder.notes, *parts.notes(only_validation, folder.title, "*.tar")]
     for table in tables:
         if not len(table):
@@ -358,7 +356,7 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
                 f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
                 "remove the file"
             )
-    storages = [ShardStorage(folder, table, config.DATA.SHUFFLE_BUFFER) for table in tables]
+    storages = [folder.storage(table, config.DATA.SHUFFLE_BUFFER) for table in tables]
     stored = [(reading.stored(table.labels), storage.name) for table, storage in zip(tables, storages, strict=True)]
     targets = reading.from_rows(stored, lambda: _classes(folder, stored), ByList())
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))

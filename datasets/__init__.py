@@ -13,11 +13,12 @@ from datasets.build import (
     invent_images,
     watches,
 )
+from datasets.fingerprint import validation_facts
 from datasets.image_set import ImageSet
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.opening import OpenedData, open_data
 from datasets.order import Piece
-from datasets.split import validation_facts, write_split
+from datasets.split import write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import Preparation, SizedPreparation, dominant_class

@@ -12,16 +12,15 @@ from configs.tables import SOURCES
 from datasets.image_set import ImageSet, Table
 from datasets.pixels import Pixels
 from datasets.pixels.kinds import pixels_of
-from datasets.split import MOST_SEARCHED, describe_split, split
-from datasets.split.parts import warn_of_lacking_classes
+from datasets.split import describe_split, split, warn_of_lacking_classes
 from datasets.types import NO_PRIOR_FACTS, CacheProgress, PriorFacts, SavedData, Settled
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.text import is_url
 
+MOST_SEARCHED = 5_000  # images; a larger set is divided without a search for copies, which reads them all
+
 PartsToRead = Literal["both", "validation"]  # the parts to read; with "validation", the training part may be missing
-Parts = tuple[Table | None, Table]  # training images (None if only the others are read), validation images
-Read = tuple[Table | None, Table | None]  # as a source returns them: both parts, or all images and None
 
 
 class OpenedData(NamedTuple):
@@ -50,9 +49,10 @@ def open_data(
     """
     process = process or Process(torch.device("cpu"))
     only_validation, saved = parts == "validation", prior.saved
-    read = process.after_first(lambda: _read(config, only_validation, saved, say, output))
-    read = _with_copies(config, read, only_validation, saved, process)
-    train, val, pixels = process.after_first(lambda: _finish(config, read, only_validation, saved))
+    train, val = process.after_first(lambda: _read(config, only_validation, saved, say, output))
+    if val is None:
+        train = replace(train, copies=_find_copies(config, train, only_validation, saved, process))
+    train, val, pixels = process.after_first(lambda: _finish(config, train, val, only_validation, saved))
     if only_validation and prior.outputs and val.classes != prior.outputs and {*val.classes} <= {*prior.outputs}:
         from datasets.known_classes import renumber
 
@@ -77,8 +77,8 @@ def open_data(
 
 def _read(
     config: Config, only_validation: bool, saved: SavedData | None, say: Callable[[str], None], output: str | None
-) -> Read:
-    """Return the parts of the data set, or all images and None."""
+) -> tuple[Table | None, Table | None]:
+    """Return the training and the validation images, or all images and None."""
     data = config.DATA
     try:
         train, val = read_source(config, only_validation, say)
@@ -94,68 +94,69 @@ def _read(
     return train, val
 
 
-def _with_copies(config: Config, read: Read, only_validation: bool, saved: SavedData | None, process: Process) -> Read:
-    """Return the images with their copies if some of them will be held out of a small set of files. Collective."""
-    (train, val), data = read, config.DATA
-    if val is not None or train.storage.in_memory or is_url(data.DATA_PATH):
-        return read
+def _find_copies(
+    config: Config, table: Table, only_validation: bool, saved: SavedData | None, process: Process
+) -> np.ndarray | None:
+    """Return the copies among all images if some of a small set of files will be held out. Collective."""
+    data = config.DATA
     if saved and saved.split:
         is_divided = bool(saved.split.get("copies"))
     else:
-        is_published = train.split.get("rule") == "position"
+        is_published = table.split.get("rule") == "position"
         is_divided = bool(data.VAL_FRACTION or data.FOLD or data.FOLDS) and not (only_validation or is_published)
-    if not is_divided or (len(train) > MOST_SEARCHED and not saved):
-        return read
-    from datasets.copy_search import with_copies
+    is_of_files = not (table.storage.in_memory or is_url(data.DATA_PATH))
+    if not (is_divided and is_of_files) or (len(table) > MOST_SEARCHED and not saved):
+        return None
+    from datasets.split.together import find_copies
 
-    return with_copies(train, pixels_of(data), saved, process), None
+    return process.first(lambda: find_copies(table, pixels_of(data), saved, MOST_SEARCHED))
 
 
 def _finish(
-    config: Config, read: Read, only_validation: bool, saved: SavedData | None
+    config: Config, train: Table | None, val: Table | None, only_validation: bool, saved: SavedData | None
 ) -> tuple[Table | None, Table, Pixels]:
-    """Return the checked and numbered parts, and their pixels, before anything is measured."""
-    (train, val), data = read, config.DATA
+    """Return the checked and numbered parts, and their pixels, before anything is measured.
+
+    `train` are all images if there is no `val`.
+    """
     whole = train if val is None else val
-    train, val = _divide(config, train, val, saved, only_validation)
+    if only_validation:
+        train, val = None, _choose_scored(config, train, val, saved)
+    elif val is None:
+        train, val = split(config, train, saved).tables(train)
+    else:
+        from datasets.split.refusals import check_own_parts
+
+        check_own_parts(config, train, val)
     for part, table in (("training", train), ("validation", val)):
         if table is not None and not len(table):
             from datasets.split.refusals import empty_part_error
 
             raise empty_part_error(config, part, whole)
     numbered, notes = _number_classes(config, [val] if train is None else [train, val], saved, only_validation)
-    pixels, pixel_notes = ImageSet.of(numbered[0], pixels_of(data)).look_into(is_url(data.DATA_PATH))
+    pixels, pixel_notes = ImageSet.of(numbered[0], pixels_of(config.DATA)).look_into(is_url(config.DATA.DATA_PATH))
     train, val = (None if train is None else numbered[0]), numbered[-1]
     counts: list[str] = []
     if not val.makes_batches:
         _refuse_one_class(config, train, val)
-        counts = _describe_counts(train, val)
+        counts = [] if train is None else _describe_counts(train, val)
     for table in numbered:
         _check_num_classes(config, table)
     notes = (*describe_split(config, val, only_validation), *counts, *notes, *pixel_notes, *val.notes)
     return train, replace(val, notes=notes), pixels
 
 
-def _divide(
-    config: Config, train: Table | None, val: Table | None, saved: SavedData | None, only_validation: bool
-) -> Parts:
-    """Return both parts, or only the validation images that are scored. `train` are all images if there is no `val`."""
-    if not only_validation:
-        if val is None:
-            return split(config, train, saved)
-        from datasets.split.refusals import check_own_parts
-
-        check_own_parts(config, train, val)
-        return train, val
+def _choose_scored(config: Config, train: Table | None, val: Table | None, saved: SavedData | None) -> Table:
+    """Return the validation images that are scored."""
     if val is None:
         from datasets.split.trained_on import split_to_evaluate
 
-        _, val = split_to_evaluate(config, train, saved)
+        val = split_to_evaluate(config, train, saved)
     if saved and not config.DATA.CLASSES:
         from datasets.known_classes import without_new_classes
 
         val = without_new_classes(val, saved)
-    return None, val
+    return val
 
 
 def _number_classes(
@@ -191,10 +192,8 @@ def _number_classes(
     return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
 
 
-def _describe_counts(train: Table | None, val: Table) -> list[str]:
+def _describe_counts(train: Table, val: Table) -> list[str]:
     """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself."""
-    if train is None:
-        return []
     counts = train.count_classes(), val.count_classes()
     lines = val.meaning.describe_counts(val.classes, *counts)
     if lines and val.split["rule"] == "folders":

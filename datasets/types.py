@@ -17,7 +17,7 @@ class SavedData(NamedTuple):
 
     classes: list[str]  # in the order of their numbers
     split: dict  # ImageSet.split; empty if a weights file lacks it
-    validation: dict = {}  # datasets.split.validation_facts of the validation images
+    validation: dict = {}  # datasets.fingerprint.validation_facts of the validation images
     facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files that halfstep export writes
     file: Path | None = None  # the checkpoint; next to it, split.csv lists the part of each image
 

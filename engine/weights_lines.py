@@ -10,7 +10,7 @@ from configs.tables import METRICS
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets.pixels.kinds import pixels_of
-from datasets.split.parts import FOLDS
+from datasets.split import FOLDS
 from datasets.split.trained_on import holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.eval_plan import EvalPlan

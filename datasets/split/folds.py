@@ -1,49 +1,53 @@
 """Folds of a cross-validation: of equal size, by class and group, and the same whichever of them is held out.
 
-If images are added, newly drawn folds would differ. So a run lists its folds in split.csv and keeps them.
+If images are added, newly drawn folds would differ. So a run lists its folds in split.csv and keeps them. With
+DATA.FOLD a run holds one fold out. With DATA.FOLDS it trains on all images, and further runs hold each fold out.
 """
 
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from datasets.changes import read_split, split_table
-from datasets.image_set import Table
-from datasets.split.by_hash import split_hashes
-from datasets.split.hashes import composed, hashes_of
-from datasets.split.parts import rows_of_parts, warn_of_split_classes
+from configs.schema import Config
+from datasets.image_set import ALL, Table
+from datasets.split.by_hash import CopyGroups, composed, hashes_of, split_hashes
+from datasets.split.listed import names_of, read_split, split_table
 from datasets.types import SavedData
+from utils.errors import ConfigError
+from utils.text import counted
 
 NONE = -1  # the fold of an image that has none yet
 PRECISION = 2**40  # of the weight of a class; whole numbers give the same folds on every processor
 Shares = tuple[np.ndarray, np.ndarray]  # int64 [classes], int64 [classes]: classes, and how many images have each
 
 
-class Division(NamedTuple):
-    """The images that a fold holds out."""
+def find_folds(
+    table: Table, strata: Table, record: dict, saved: SavedData | None, copy_groups: CopyGroups
+) -> np.ndarray:
+    """Return int32 [N]: the fold of each image. `saved`: the data record of the resumed or evaluated run.
 
-    folds: np.ndarray  # int32 [N], the fold of each image
-    columns: dict[str, np.ndarray]  # rows and targets of both parts, see rows_of_parts
-    notes: list[str]
+    `strata`: the images with the classes of which each fold gets an equal share.
+
+    The folds of a large set are stored next to its index, for all runs.
+    """
+    kept, index = _kept_folds(table, record, saved), table.storage.index
+    is_stored = index and index.path and table.rows is None and table.copies is None
+    if not is_stored or (kept != NONE).any():
+        return draw_folds(strata, record, kept, copy_groups)
+    from datasets.index import IndexBuilder, open_or_build
+
+    def build(builder: IndexBuilder) -> dict:
+        builder.add("fold", draw_folds(strata, record, kept))
+        return {}
+
+    path = index.path.with_suffix(f".folds-{record['folds']}{index.path.suffix}")
+    made_of = {"folds of": [index.id, record["folds"], record["seed"], record.get("group_by"), strata.classes]}
+    return open_or_build([path], {"fold": "<i4"}, made_of, build).column("fold")
 
 
-def hold_out_fold(image_set: Table, record: dict, saved: SavedData | None) -> Division:
-    """Return the folds and the parts of the images. `saved`: the data record of the resumed or evaluated run."""
-    strata, folds = image_set.meaning.strata(image_set), folds_of(image_set, record, saved)
-    held_out = folds == record["fold"]
-    return Division(folds, rows_of_parts(strata, held_out), warn_of_split_classes(strata, held_out))
-
-
-def folds_of(image_set: Table, record: dict, saved: SavedData | None) -> np.ndarray:
-    """Return int32 [N]: the fold of each image. `saved`: as in hold_out_fold."""
-    strata, kept = image_set.meaning.strata(image_set), _kept_folds(image_set, record, saved)
-    return _drawn_folds(strata, record) if (kept == NONE).all() else draw_folds(strata, record, kept)
-
-
-def draw_folds(strata: Table, record: dict, kept: np.ndarray) -> np.ndarray:
+def draw_folds(strata: Table, record: dict, kept: np.ndarray, copy_groups: CopyGroups = ()) -> np.ndarray:
     """Return int32 [N]: the fold of each image. `kept`: int32 [N], the folds that images keep, or NONE.
 
     Copies, images with the same name, and images in the same group of DATA.GROUP_BY are in the same fold. Large groups
@@ -52,7 +56,7 @@ def draw_folds(strata: Table, record: dict, kept: np.ndarray) -> np.ndarray:
     distinct, targets = np.unique(strata.targets, return_inverse=True)
     labels = [tuple(sorted(strata.meaning.classes_of(target))) for target in distinct.tolist()]
     shares = [_shares_of([numbers]) for numbers in labels]
-    group_of = np.unique(split_hashes(strata, record), return_inverse=True)[1]
+    group_of = np.unique(split_hashes(strata, record, copy_groups=copy_groups), return_inverse=True)[1]
     sizes, by_group = np.bincount(group_of), np.argsort(group_of, kind="stable")
     ends = np.cumsum(sizes)
     fold_of_group = np.full(len(sizes), NONE, np.int32)
@@ -123,39 +127,21 @@ class Filling:
         return int(best[self._sizes[best].argmin()])
 
 
-def _drawn_folds(strata: Table, record: dict) -> np.ndarray:
-    """Return the folds of a new run. Those of a large set are stored next to its index, for all runs."""
-    nothing_kept, index = np.full(len(strata), NONE, np.int32), strata.storage.index
-    if not index or not index.path or strata.rows is not None or strata.copies is not None:
-        return draw_folds(strata, record, nothing_kept)
-    from datasets.index import IndexBuilder, open_or_build
-
-    def build(builder: IndexBuilder) -> dict:
-        builder.add("fold", draw_folds(strata, record, nothing_kept))
-        return {}
-
-    path = index.path.with_suffix(f".folds-{record['folds']}{index.path.suffix}")
-    made_of = {"folds of": [index.id, record["folds"], record["seed"], record.get("group_by"), strata.classes]}
-    return open_or_build([path], {"fold": "<i4"}, made_of, build).column("fold")
-
-
-def _kept_folds(image_set: Table, record: dict, saved: SavedData | None) -> np.ndarray:
+def _kept_folds(table: Table, record: dict, saved: SavedData | None) -> np.ndarray:
     """Return int32 [N]: the folds that split.csv beside the checkpoint lists, or NONE for images that are new.
 
     An image that was moved to the folder of another class keeps its fold, if only one image had its name below that
     folder.
     """
-    kept = np.full(len(image_set), NONE, np.int32)
-    table = split_table(saved)
-    if table is None:
-        return kept
     numbers = {f"{fold}/{record['folds']}": fold for fold in range(record["folds"])}
-    listed = {row[0]: numbers[row[2]] for row in read_split(table) if len(row) > 2 and row[2] in numbers}
-    names = [key.decode(errors="surrogateescape") for keys in image_set.all_keys() for key in keys]
-    kept[:] = [listed.get(name, NONE) for name in names]
+    listed = {name: numbers[fold] for name, fold in read_split(split_table(saved), "fold") if fold in numbers}
+    if not listed:
+        return np.full(len(table), NONE, np.int32)
+    names = names_of(table)
+    kept = np.array([listed.get(name, NONE) for name in names], np.int32)
     new, gone = np.flatnonzero(kept == NONE).tolist(), sorted(listed.keys() - names)
     if new and gone and len(gone) < len(listed):
-        classes = image_set.meaning.numbering.folders([*image_set.classes, *saved.classes])
+        classes = table.meaning.numbering.folders([*table.classes, *saved.classes])
         then = _hashes_below(gone, classes, record["seed"])
         now = _hashes_below([names[row] for row in new], classes, record["seed"])
         num_then, num_now, name_then = Counter(then), Counter(now), dict(zip(then, gone, strict=True))
@@ -169,3 +155,46 @@ def _hashes_below(names: list[str], classes: Sequence[str], seed: int) -> list[i
     """Return a hash of each name without the folder of its class."""
     folders = {composed(os.fsencode(name)) for name in classes}
     return hashes_of([[os.fsencode(name) for name in names]], seed, folders).tolist()
+
+
+# --- training on all images ---
+
+
+def record_of_all(config: Config, record: dict) -> dict:
+    """Return the record of a run on all images. `record`: of a drawn split.
+
+    Nothing is held out (DATA.VAL_FRACTION 0), or each image by one of several further runs (DATA.FOLDS). Both parts are
+    then the whole set, and no run scores images that it was trained on. Raise ConfigError if a setting needs validation
+    images, or does not work with the further runs.
+    """
+    cause = f"DATA.FOLDS is {config.DATA.FOLDS}" if config.DATA.FOLDS else "DATA.VAL_FRACTION is 0"
+    remedy = "leave one of them out"
+    for name, value in (("TRAIN.EARLY_STOP", config.TRAIN.EARLY_STOP), ("TRAIN.BUDGET", config.TRAIN.BUDGET)):
+        if value:
+            raise ConfigError(
+                f"{name} is {value}, but {cause}, so no epoch has validation images, which {name} needs; {remedy}, "
+                "or set the number of epochs with -epochs"
+            )
+    if config.DATA.FOLDS and config.DIST.STRATEGY == "fsdp2":
+        raise ConfigError(f"DIST.STRATEGY is fsdp2, which {cause} does not support; use ddp, or {remedy}")
+    kept = {name: record[name] for name in ("training", "validation", "seed", "group_by", "copies") if name in record}
+    folds = {"folds": config.DATA.FOLDS} if config.DATA.FOLDS else {}
+    return {"rule": ALL, **kept, **folds}
+
+
+def refuse_empty_folds(config: Config, folds: np.ndarray) -> None:
+    num_filled = len(np.unique(folds))
+    if num_filled < config.DATA.FOLDS:
+        raise ConfigError(
+            f"DATA.FOLDS is {config.DATA.FOLDS}, but {counted(len(folds), 'image')} (copies and groups stay together) "
+            f"fill only {counted(num_filled, 'fold')}; lower -folds, or add images"
+        )
+
+
+def describe_all(config: Config, record: dict) -> str:
+    """Return how a run on all images is measured, for the log."""
+    if "folds" not in record:
+        return "none, because DATA.VAL_FRACTION is 0, so nothing is measured"
+    groups = f", each {record['group_by']} whole" if "group_by" in record else ""
+    runs = counted(record["folds"], "further run")
+    return f"all of them, by {runs}, each without 1/{record['folds']} of the images{groups} (DATA.FOLDS)"

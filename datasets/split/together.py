@@ -1,26 +1,39 @@
 """The images that stay in the same part: those with the same name, in the same group, and copies of each other."""
 
-from collections.abc import Iterator, Sequence, Set
-
 import numpy as np
 
-from datasets.changes import read_split, split_table
-from datasets.image_set import Table
-from datasets.split.hashes import composed, hashes_of, without_first
-from datasets.split.parts import PARTS, rows_of_parts
+from datasets.image_set import ImageSet, Table
+from datasets.pixels import Pixels
+from datasets.split.by_hash import CopyGroups, draw_for_classes, hashes_of
+from datasets.split.listed import listed_copies
 from datasets.types import SavedData
-from utils.text import warning
+from utils.text import counted, warning
 
-COPY_OF = "copy_of"  # the column of split.csv with the first of the copies
-LARGEST = 0.25  # the share of the held-out images that the copies of one photo may be
-LAST = 2**64 - 1  # the highest hash, which only a fraction of 1 holds out
+NEAR = 0.1  # relative difference of the held-out share from DATA.VAL_FRACTION; a larger one is named
+NUM_TRIED = 32  # divisions that are nearest to the fraction by the hashes alone; classes can move groups
+LARGEST, MOST_DIGITS = 0.9, 6  # of a DATA.VAL_FRACTION that is named
 
 
-def group_numbers(image_set: Table) -> np.ndarray:
+def find_copies(table: Table, pixels: Pixels, saved: SavedData | None, most: int) -> np.ndarray | None:
+    """Return int64 [N], equal for copies of each other, or None if there are none, or too many images.
+
+    `saved`: the data record of a run that is resumed or evaluated. Its split.csv lists the copies. Otherwise at most
+    `most` images are read.
+    """
+    copies = listed_copies(table, saved) if saved else None
+    if copies is None and len(table) <= most:
+        from datasets.identity import search_for_copies
+
+        copies = search_for_copies(ImageSet.of(table, pixels))
+    has_copies = copies is not None and len(np.unique(copies)) < len(copies)
+    return copies if has_copies else None
+
+
+def group_numbers(table: Table) -> np.ndarray:
     """Return int64 [N]: the number of each image's group, from 0. Groups that share a photo or a copy are one."""
-    columns = [hashes_of(image_set.split_keys(), seed=0)] if image_set.groups is not None else []
-    if image_set.copies is not None:
-        columns.append(image_set.copies)
+    columns = [hashes_of(table.split_keys(), seed=0)] if table.groups is not None else []
+    if table.copies is not None:
+        columns.append(table.copies)
     return joined(*columns)
 
 
@@ -39,96 +52,67 @@ def joined(*columns: np.ndarray) -> np.ndarray:
     return np.unique(numbers, return_inverse=True)[1]
 
 
-def share_hashes(image_set: Table, hashes: np.ndarray, record: dict, folders: Set[bytes]) -> np.ndarray:
-    """Return the hashes of the images' keys, equal in each group that has copies: the hash of its shortest key.
+def group_copies(table: Table) -> tuple[CopyGroups, list[str]]:
+    """Return the rows of each group with copies that stays in one part, and log lines about all copies.
 
-    Of equally long keys, it is the first in the alphabet. A copy that is added later usually has a longer or a later
-    name, so it does not move the other images. A large group stays in training, because few photos would decide the
-    scores.
+    A group is divided if it has more than half of all images, or all images of a class that has more than one image.
     """
-    shared, largest = hashes.copy(), len(image_set)
-    if "folds" not in record:
-        largest = max(2, LARGEST * record["fraction"] * len(image_set))
-    for place, rows in enumerate(_groups_with_copies(image_set, is_cut=False)):
-        keys = [key for chunk in image_set.take(rows).split_keys() for key in chunk]
-        names = [without_first(folders, composed(key)) for key in keys]
-        first = min(range(len(names)), key=lambda number: (len(names[number]), names[number], keys[number]))
-        shared[rows] = hashes[rows[first]]
-        if len(rows) > largest:
-            shared[rows] = LAST - place
-    return shared
-
-
-def keep_parts(image_set: Table, drawn: dict[str, np.ndarray], saved: SavedData) -> dict[str, np.ndarray]:
-    """Return the rows and targets of both parts, as split.csv beside the checkpoint lists them.
-
-    Images that it does not list have the part of their copies, or else the part that was drawn. Without copies, hashes
-    suffice: a copy that is added under a shorter name would move the others.
-    """
-    table = split_table(saved)
-    if table is None:
-        return drawn
-    listed = {row[0]: row[1] == PARTS[1] for row in read_split(table)}
-    keys = [key.decode(errors="surrogateescape") for chunk in image_set.all_keys() for key in chunk]
-    held_out = np.isin(np.arange(len(image_set)), drawn[f"{PARTS[1]}.row"])
-    is_listed = np.array([key in listed for key in keys])
-    held_out[is_listed] = [listed[key] for key in keys if key in listed]
-    if image_set.copies is None:  # they were removed, or this is another folder
-        return rows_of_parts(image_set, held_out)
-    for rows in _groups_with_copies(image_set, is_cut=False):
-        known = rows[is_listed[rows]]
-        if len(known):
-            held_out[rows[~is_listed[rows]]] = held_out[known[0]]
-    return rows_of_parts(image_set, held_out)
-
-
-def describe_copies(image_set: Table) -> list[str]:
-    """Return log lines about the copies of a set that is divided. `image_set`: with the classes that are divided."""
-    lines, is_copy = [], _have_copies(image_set)
-    whole = [rows[is_copy[rows]] for rows in _groups_with_copies(image_set, is_cut=False)]
-    if whole:
-        count = sum(len(rows) for rows in whole)
-        pair = np.flatnonzero(image_set.copies == image_set.copies[whole[0][0]])[:2].tolist()
-        names = " and ".join(image_set.key(row) for row in pair)
-        lines.append(f"copies: {count:,} images look the same as another, such as {names}; copies stay in one part")
-    for rows in _groups_with_copies(image_set, is_cut=True):
+    numbers, totals = joined(hashes_of(table.split_keys(), seed=0), table.copies), table.count_classes()
+    copies, counts = np.unique(table.copies, return_counts=True)
+    is_copy = np.isin(table.copies, copies[counts > 1])
+    whole, lines = [], []
+    for number in np.unique(numbers[is_copy]).tolist():
+        rows = np.flatnonzero(numbers == number)
+        has_a_class = ((totals > 1) & (table.count_classes(rows) == totals)).any()
+        if not (has_a_class or 2 * len(rows) > len(table)):
+            whole.append(rows)
+            continue
         lines.append(
             warning(
-                f"copies: {len(rows):,} images that look the same, such as {image_set.key(int(rows[0]))}, are divided, "
-                f"because they are most of all images, or all images of a {image_set.meaning.part_noun}; so the scores "
+                f"copies: {len(rows):,} images that look the same, such as {table.key(int(rows[0]))}, are divided, "
+                f"because they are most of all images, or all images of a {table.meaning.part_noun}; so the scores "
                 "are too good"
             )
         )
-    return lines
+    if whole:
+        count = sum(int(is_copy[rows].sum()) for rows in whole)
+        first = whole[0][is_copy[whole[0]]][0]
+        pair = np.flatnonzero(table.copies == table.copies[first])[:2].tolist()
+        names = " and ".join(table.key(row) for row in pair)
+        line = f"copies: {count:,} images look the same as another, such as {names}; copies stay in one part"
+        lines.insert(0, line)
+    return whole, lines
 
 
-def _have_copies(image_set: Table) -> np.ndarray:
-    """Return bool [N]: whether each image has a copy."""
-    copies, counts = np.unique(image_set.copies, return_counts=True)
-    return np.isin(image_set.copies, copies[counts > 1])
+# --- the share of the images that whole groups hold out ---
 
 
-def _groups_with_copies(image_set: Table, is_cut: bool) -> Iterator[np.ndarray]:
-    """Yield the rows of each group with copies: with `is_cut`, of the groups that are divided, otherwise of the others.
+def describe_share(table: Table, record: dict, hashes: np.ndarray, held_out: np.ndarray) -> list[str]:
+    """Return a note if whole groups hold out another share of the images than DATA.VAL_FRACTION.
 
-    A group is divided between the parts if it has more than half of all images, or all images of a class that has more
-    than one image.
+    The note names the fraction that comes nearest. `hashes`: equal in a group of DATA.GROUP_BY.
     """
-    numbers = joined(hashes_of(image_set.split_keys(), seed=0), image_set.copies)
-    totals = image_set.count_classes()
-    for number in np.unique(numbers[_have_copies(image_set)]).tolist():
-        rows = np.flatnonzero(numbers == number)
-        has_all = ((totals > 1) & (image_set.count_classes(rows) == totals)).any()
-        if is_cut == bool(has_all or 2 * len(rows) > len(image_set)):
-            yield rows
+    fraction, share = record["fraction"], float(held_out.mean())
+    if abs(share - fraction) <= NEAR * fraction:
+        return []
+    groups = counted(len(np.unique(hashes[held_out])), "whole group")
+    note = f"DATA.VAL_FRACTION {fraction:g} holds out {share:.1%} of the images, {groups} of {record['group_by']}"
+    ordered, sizes = np.unique(hashes, return_counts=True)
+    shares = np.append(0, sizes.cumsum()[:-1]) / len(hashes)  # of no group, of the group with the lowest hash, ...
+    # A fraction between two of these bounds holds out such a share.
+    bounds = [0.0, *np.minimum(ordered / 2**64, LARGEST).tolist()]
+    tried = [(abs(share - fraction), share, fraction)]
+    for number in np.argsort(np.abs(shares - fraction), kind="stable")[:NUM_TRIED].tolist():
+        if other := shortest_between(*bounds[number : number + 2]):
+            reached = float(draw_for_classes(table, {**record, "fraction": other}, hashes).mean())
+            tried.append((abs(reached - fraction), reached, other))
+    _, reached, nearest = min(tried, key=lambda attempt: attempt[0])
+    if nearest == fraction:
+        return [f"{note} (DATA.GROUP_BY)"]
+    return [f"{note} (DATA.GROUP_BY); DATA.VAL_FRACTION={nearest:g} would hold out {reached:.1%}"]
 
 
-def first_copies(parts: Sequence[Table]) -> Iterator[list[str]]:
-    """Yield for each part the key of the first copy of each image: "" for the first copy, and without copies."""
-    first: dict[int, str] = {}
-    for part in parts:
-        column = []
-        for index, number in enumerate(part.copies.tolist()):
-            column.append(first.get(number, ""))
-            first.setdefault(number, part.key(index))
-        yield column
+def shortest_between(low: float, high: float) -> float | None:
+    """Return the shortest decimal number above `low` and at most `high`, or None if it is long."""
+    tried = ((int(low * 10**digits) + 1) / 10**digits for digits in range(1, MOST_DIGITS + 1))
+    return next((number for number in tried if number <= high), None)

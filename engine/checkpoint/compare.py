@@ -9,9 +9,9 @@ from configs.checks import CHANGEABLE
 from configs.schema import Config
 from configs.values import SETTINGS, today
 from datasets import ImageSet
-from datasets.changes import describe_changed_images
 from datasets.fingerprint import CLASSES
 from datasets.order import Order
+from datasets.split.listed import describe_changed_images
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from utils.errors import ConfigError
 from utils.runs import NUMBERS, changed_facts

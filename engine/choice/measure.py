@@ -12,7 +12,7 @@ import timm  # noqa: F401 (each run imports it; else only the first candidate wo
 from configs.schema import RECORD
 from configs.values import flatten, of_role, plain
 from datasets import open_data
-from datasets.split.hashes import hashes_of
+from datasets.split.by_hash import hashes_of
 from engine.batch_size import find_batch_size
 from engine.build import build
 from engine.catalogue import licence_text

@@ -10,7 +10,7 @@ from torch import Tensor
 from datasets import ImageSet
 from datasets.image_set import ALL
 from datasets.split import DRAWN, divide
-from datasets.split.hashes import hashes_of
+from datasets.split.by_hash import hashes_of
 from datasets.split.together import joined
 from engine.features.compute import ImageFeatures
 from engine.plan import TrainPlan
@@ -105,10 +105,12 @@ def part_of(features: ImageFeatures, rows: np.ndarray) -> ImageFeatures:
 def fold_of_each(images: ImageSet) -> np.ndarray:
     """Return int64 [N]: the fold of each image, by the rule that holds validation images out of this data set."""
     folds = np.zeros(len(images), np.int64)
+    # Another seed, because the validation images have the lowest hashes of the seed of the data set.
+    record = images.split | {"fraction": 1 / FOLDS, "folds": FOLDS, "seed": images.split["seed"] + 1}
+    if images.trains_on_all:
+        record["rule"] = "position"
     for fold in range(FOLDS):
-        # Another seed, because the validation images have the lowest hashes of the seed of the data set.
-        record = images.split | {"fraction": 1 / FOLDS, "folds": FOLDS, "fold": fold, "seed": images.split["seed"] + 1}
-        folds[np.isin(images.rows, divide(images, record)[1].rows)] = fold
+        folds[divide(images, record | {"fold": fold}).columns["val.row"]] = fold
     return folds
 
 

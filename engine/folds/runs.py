@@ -10,7 +10,7 @@ from pathlib import Path
 from configs.load import LoadedConfig
 from configs.schema import AUTO
 from datasets import SavedData
-from datasets.split.parts import FOLDS
+from datasets.split import FOLDS
 from engine.checkpoint.format import progress_in
 from engine.plan import TrainPlan
 from engine.record.saved_run import read_status

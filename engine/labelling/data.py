@@ -13,12 +13,12 @@ from configs.checks import WITHOUT_FILES
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import ImageSet, PriorFacts, SavedData, open_data
-from datasets.changes import describe_changed_images
 from datasets.copies import are_equal, find_copies
 from datasets.fingerprint import data_facts
 from datasets.identity import ImageContents
 from datasets.sources.layout import folder_of_data
 from datasets.split import DRAWN
+from datasets.split.listed import describe_changed_images
 from datasets.types import NO_PRIOR_FACTS
 from engine.features.embedder import Embedder
 from engine.predict.classifier import Classifier

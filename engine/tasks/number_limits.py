@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets import ImageSet
-from datasets.split.hashes import hashes_of
+from datasets.split.by_hash import hashes_of
 
 # The smallest or largest number is a limit only if at least this many images have it, and at least this share of all
 # images. If few images have it, the next images may have a larger (or smaller) number.

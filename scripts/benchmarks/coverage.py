@@ -269,13 +269,13 @@ class Heads:
 
     @cached_property
     def held_out(self) -> Figure | None:
-        train, val = split(self._config, self._images, None)
+        train, val = split(self._config, self._images, None).tables(self._images)
         are_right, by_judge = self._predict(train.rows, val.rows)
         return figure_of(interval_of(are_right, val), by_judge, self._drawn)
 
     @cached_property
     def folds(self) -> Figure | None:
-        whole, _ = split(self._config.changed("DATA", FOLDS=NUM_FOLDS), self._images, None)
+        whole, _ = split(self._config.changed("DATA", FOLDS=NUM_FOLDS), self._images, None).tables(self._images)
         are_right, rows = np.zeros(len(whole), bool), np.arange(len(whole))
         for fold in range(NUM_FOLDS):
             is_asked = whole.folds == fold

@@ -125,9 +125,8 @@ PACKAGES = {
         "order types targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes "
         "pixels.decode pixels.card transforms.operations transforms.augment pixels.survey pixels pixels.native "
         "pixels.kinds image_set sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables "
-        "targets.of_task balance changes fingerprint split known_classes bad_images transforms sources "
-        "sources.torchvision_sets loading.replacements loading neighbours identity copies copy_search "
-        "overlap cache opening build __init__"
+        "targets.of_task balance fingerprint bad_images neighbours identity split known_classes transforms sources "
+        "sources.torchvision_sets loading.replacements loading copies overlap cache opening build __init__"
     ).split(),
     "engine": (
         "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks "

@@ -10,10 +10,12 @@ import pytest
 from PIL import Image
 
 from configs.schema import Config
-from datasets.image_set import ImageReadError, ImageSet
+from datasets.image_set import ImageReadError, ImageSet, Table
 from datasets.pixels import Pixels
 from datasets.sources.arrays import ArrayStorage
 from datasets.sources.images import FileStorage
+from datasets.split import divide
+from datasets.types import SavedData
 from tests.support.configs import replaced
 from tests.support.opened import open_sets
 from utils.errors import DataError
@@ -28,6 +30,11 @@ def settings(dataset: str, path: Path | str = "", evaluate: bool = False, num_cl
 
 def load(*arguments, **options):
     return open_sets(settings(*arguments, **options))
+
+
+def divided_by(images: Table, record: dict, saved: SavedData | None = None) -> tuple[Table, Table]:
+    """Return the training and the validation images, held out as the record says."""
+    return divide(images, record, saved).tables(images)
 
 
 def error_of(*arguments, **options) -> str:

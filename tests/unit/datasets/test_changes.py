@@ -2,7 +2,7 @@
 
 import pytest
 
-from datasets.changes import describe_changed_images
+from datasets.split.listed import describe_changed_images
 from tests.support.image_sets import files_with
 
 

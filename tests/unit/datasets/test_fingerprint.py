@@ -2,8 +2,7 @@
 
 import shutil
 
-from datasets.fingerprint import data_facts
-from datasets.split import validation_facts
+from datasets.fingerprint import data_facts, validation_facts
 from datasets.types import SavedData
 from tests.support.image_sets import load, make_folders, make_list, noise, settings, shades
 from tests.support.opened import open_sets

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from datasets import PriorFacts, SavedData, open_data, validation_facts, write_split
 from datasets.fingerprint import data_facts
-from datasets.split import divide, new_record
+from datasets.split import new_record
 from datasets.targets.numbers import NumberTargets, mean_and_deviation
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
-from tests.support.image_sets import keys_of
+from tests.support.image_sets import divided_by, keys_of
 from tests.support.number_rows import (
     COLUMNS,
     images_with,
@@ -363,7 +363,7 @@ def test_invented_targets_have_a_finite_number_for_each_output():
 
 def divided(values: np.ndarray, seed: int = 0, fraction: float = 0.1) -> tuple[set[int], set[int], str]:
     """Return the rows of training and validation images, and the notes of the split."""
-    parts = divide(images_with(values), new_record("hash", "here", fraction, None) | {"seed": seed})
+    parts = divided_by(images_with(values), new_record("hash", "here", fraction, None) | {"seed": seed})
     train, val = ({int(key.removesuffix(".png")) for key in keys_of(part)} for part in parts)
     return train, val, "\n".join(parts[1].notes)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from datasets import copy_search
+from datasets import opening
 from datasets.sources import parquet
 from datasets.sources.parquet import GroupCache, read_columns
 from tests.support.cases import cases_of, names_of
@@ -206,7 +206,7 @@ def test_parquet_file_replaced_during_a_run_ends_the_run(tmp_path):
 def test_failed_row_group_read_is_retried_once(tmp_path, monkeypatch):
     columns = rows(range(6)) | {"image": [*plain_binary()["image"][:5], None]}
     pyarrow.parquet.write_table(pyarrow.table(columns), path := tmp_path / "train.parquet", write_statistics=False)
-    with patch.object(copy_search, "MOST_SEARCHED", 0):
+    with patch.object(opening, "MOST_SEARCHED", 0):
         train, val = load("parquet", path, VAL_FRACTION=0.5)
     read, failing = pyarrow.parquet.ParquetFile.read_row_group, [OSError(5, "Input/output error")]
 

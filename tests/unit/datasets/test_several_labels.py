@@ -8,12 +8,12 @@ import torch
 
 from datasets import SavedData, build_eval_data, build_train_data, validation_facts
 from datasets.pixels import Pixels
-from datasets.split import divide, new_record
+from datasets.split import new_record
 from datasets.targets.label_sets import LabelSets
 from engine.check.images import check_classes
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import CPU, load_text, replaced, small_config
-from tests.support.image_sets import draw, error_of, files_with, load, settings
+from tests.support.image_sets import divided_by, draw, error_of, files_with, load, settings
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from utils.distributed import Process
@@ -101,7 +101,7 @@ def test_multilabel_split_leaves_training_images_of_every_class():
     images = files_with("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), Pixels(3))
     images = replace(images, meaning=LabelSets([(0,), (0, 1), (1, 2), (), (1, 3)]))
     for seed in range(20):
-        train, val = divide(images, new_record("hash", "here", 0.2, None) | {"seed": seed})
+        train, val = divided_by(images, new_record("hash", "here", 0.2, None) | {"seed": seed})
         assert train.count_classes().all() and val.count_classes()[:3].all()
         assert (train.count_classes() + val.count_classes()).tolist() == images.count_classes().tolist()
         assert len(train) + len(val) == 300 and len(val) > 30

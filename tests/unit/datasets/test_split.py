@@ -15,11 +15,12 @@ from datasets import SavedData, validation_facts
 from datasets.image_set import ImageSet
 from datasets.index import Texts
 from datasets.pixels import Pixels
-from datasets.split import divide, new_record, write_split
+from datasets.split import new_record, write_split
 from datasets.split.by_hash import warn_of_other_folders
 from tests.support.cases import names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import (
+    divided_by,
     draw,
     error_of,
     files_with,
@@ -45,7 +46,7 @@ def test_classes_sharing_file_names_keep_their_validation_share():
     names += [f"{name}/x{number}.jpg" for name in classes[3:] for number in range(2)]
     for order in (names, names[::-1], np.random.default_rng(0).permutation(names).tolist()):
         images = files_with("/", order, [classes.index(each.partition("/")[0]) for each in order], classes, RULES)
-        train, val = divide(images, new_record("hash", "here", 0.1, None))
+        train, val = divided_by(images, new_record("hash", "here", 0.1, None))
         found.append(sorted(keys(val)))
         shares = val.count_classes() / (train.count_classes() + val.count_classes())
         assert shares[:3] == pytest.approx(0.1, abs=0.02) and shares[3:].tolist() == [0.5, 0.5]
@@ -131,7 +132,7 @@ def test_position_split_leaves_a_training_image_per_class():
     targets = np.repeat(np.arange(5), [1, 2, 3, 10, 40])
     images = files_with("/", [f"{number}.png" for number in range(56)], targets, list("abcde"), RULES)
     for fraction, held_out in ((0.9, [0, 1, 2, 9, 36]), (0.1, [0, 1, 1, 1, 4]), (0, [0] * 5)):
-        _, val = divide(images, new_record("position", "here", fraction, None))
+        _, val = divided_by(images, new_record("position", "here", fraction, None))
         assert val.count_classes().tolist() == held_out
 
 
@@ -216,7 +217,7 @@ def test_note_about_whole_groups_names_the_fraction_that_comes_nearest():
     images = images_of(labels, [f"{number:02d}.png" for number in range(60)], groups)
 
     def held_out(fraction: float) -> tuple[float, str]:
-        _, val = divide(images, new_record("hash", "here", fraction, None) | {"group_by": "day"})
+        _, val = divided_by(images, new_record("hash", "here", fraction, None) | {"group_by": "day"})
         return len(val) / 60, "".join(note for note in val.notes if "whole group" in note)
 
     found = {fraction: held_out(fraction) for fraction in (np.arange(1, 91) / 100).tolist()}
@@ -253,7 +254,7 @@ def images_of(labels: list[int], names: list[str], groups: list[int] | None = No
 
 def counts_of_folds(images: ImageSet, total: int, **record) -> np.ndarray:
     """Return int [total, classes]: the number of held-out images of each class. Each image is held out once."""
-    held_out = [divide(images, new_record("hash", "here", 0.1, Fold(n, total)) | record)[1] for n in range(total)]
+    held_out = [divided_by(images, new_record("hash", "here", 0.1, Fold(n, total)) | record)[1] for n in range(total)]
     rows = np.concatenate([part.rows for part in held_out])
     assert sorted(rows.tolist()) == [*range(len(images))]
     return np.array([part.count_classes() for part in held_out])
@@ -288,7 +289,7 @@ def test_folds_of_groups_are_as_even_as_those_of_scikit_learn():
         labels = np.array([rng.choice(4, p=shares[group]) for group in groups])
         images = images_of(labels.tolist(), [f"{row}.png" for row in range(len(labels))], groups.tolist())
         ours = counts_of_folds(images, total, group_by="person")
-        train, val = divide(images, new_record("hash", "here", 0, Fold(0, total)) | {"group_by": "person"})
+        train, val = divided_by(images, new_record("hash", "here", 0, Fold(0, total)) | {"group_by": "person"})
         assert (ours > 0).all() and not {*groups[train.rows]} & {*groups[val.rows]}
         divided = StratifiedGroupKFold(total).split(labels, labels, groups)
         theirs = np.array([np.bincount(labels[held_out], minlength=4) for _, held_out in divided])

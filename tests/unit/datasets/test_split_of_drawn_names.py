@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from configs.schema import Fold
 from datasets import SavedData
-from datasets.changes import describe_changed_images
 from datasets.image_set import ImageSet
 from datasets.index import Texts
 from datasets.pixels import Pixels
-from datasets.split import PARTS, divide, new_record, write_split
+from datasets.split import new_record, write_split
+from datasets.split.listed import PARTS, describe_changed_images
 from datasets.targets.by_label import ByNumber
 from datasets.targets.one_class import OneClass
 from tests.support.file_names import CHARACTERS, IN_LINES, in_any_form, names
-from tests.support.image_sets import files_with, load, png, write_tar
+from tests.support.image_sets import divided_by, files_with, load, png, write_tar
 from tests.support.properties import examples
 from utils.text import csv_text
 
@@ -82,7 +82,7 @@ def parts_of(
         images = replace(images, groups=Texts.of([groups[key].encode() for key, _ in pairs]))
         record["group_by"] = "person"
     parts, of_image = {}, {}
-    for part, image_set in zip("tv", divide(images, record), strict=True):
+    for part, image_set in zip("tv", divided_by(images, record), strict=True):
         for index, target in enumerate(image_set.targets.tolist()):
             key = image_set.key(index)
             assert key not in parts, "each image must be in one part, once"
@@ -161,7 +161,7 @@ def folds_of(data: Data, total: int, saved: SavedData | None = None, root: str =
     """Return the fold of each image, which must be in one fold."""
     found = []
     for number in range(total):
-        train, val = divide(images_of(data, root), new_record("hash", "here", 0.1, Fold(number, total)), saved)
+        train, val = divided_by(images_of(data, root), new_record("hash", "here", 0.1, Fold(number, total)), saved)
         assert len(train) + len(val) == sum(map(len, data.values()))
         found += [(val.key(index), number) for index in range(len(val))]
     assert len(found) == len(dict(found)) == sum(map(len, data.values()))
@@ -192,7 +192,7 @@ def test_folds_are_even_and_ignore_listing_order_and_unicode_form(data, total, s
 @examples(40)
 def test_growth_moves_no_image_of_a_run_and_fills_its_smallest_folds(tmp_path_factory, data, total, draw):
     folder = tmp_path_factory.getbasetemp()
-    parts = divide(images_of(data), new_record("hash", "here", 0.1, Fold(0, total)))
+    parts = divided_by(images_of(data), new_record("hash", "here", 0.1, Fold(0, total)))
     write_split(folder / "split.csv", *parts)
     saved = SavedData(sorted(data), parts[1].split, file=folder / "last.pth")
     more = draw.draw(class_folders())
@@ -219,7 +219,9 @@ def test_images_of_a_group_are_in_one_part_at_any_fraction_and_fold(data, fracti
 @examples(60)
 def test_split_csv_names_every_image_for_csv_readers_and_for_ours(tmp_path_factory, files):
     root = tmp_path_factory.getbasetemp()
-    parts = divide(files_with(root, files, [0] * len(files), ["a"], Pixels(3)), new_record("hash", "here", 0.5, None))
+    parts = divided_by(
+        files_with(root, files, [0] * len(files), ["a"], Pixels(3)), new_record("hash", "here", 0.5, None)
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("datasets.index.CHUNK", 2)
         write_split(root / "split.csv", *parts)

@@ -94,14 +94,14 @@ def build_train_data(config: Config, image_set: ImageSet, process: Process, orde
     """Return the training data of one process in this order, or in the order of a new run if `order` is None."""
     order = order or build_order(config, image_set, process.world_size)
     load = _loader_of(config, image_set, process, order.batch_size, is_training=True)
-    return TrainData(image_set, order, process.rank, load)
+    return TrainData(image_set, order, process, load)
 
 
 def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> EvalData:
     """Return the evaluation data of one process."""
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
     load = _loader_of(config, image_set, process, batch_size, is_training=False)
-    return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)
+    return EvalData(image_set, batch_size, process, load, is_padded=config.COMPILE)
 
 
 def build_preparation(config: Config, normalize: Normalize, is_compiled: bool = False) -> Preparation:

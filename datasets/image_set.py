@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from configs.schema import Config
-from datasets.order import shuffled
+from datasets.order import Share, shuffled
 from datasets.pixels import Pixels
 from datasets.pixels.rules import ImageReadError as ImageReadError  # other files import it from here
 from datasets.targets.one_class import OneClass
@@ -100,13 +100,16 @@ class Storage:
         """Return the order for writing the images in another format, mixed as widely as the format allows."""
         return shuffled(count, seed)
 
-    def will_read(self, part: "ImageSet", seed: int, epoch: int, position: int) -> None:
-        """Prepare for training to read part.epoch_order(seed, epoch) from this position.
+    def will_read(self, part: "ImageSet", share: Share, step: int) -> None:
+        """Prepare for training to read the images of a part in the order of `share`, from this step on.
 
         Every training process (never a loader worker) calls this each time it hands the images of an update to its
-        loader, before any of them is read. The first call may be in mid-epoch. A jump, forwards or back, means that
-        updates were skipped or repeated, or that a short trial measured something. The call must return at once.
+        loader, before any of them is read; one of several machines also before loader workers start. The first call may
+        be in mid-epoch. A jump means skipped or repeated updates, or a short trial. The call must return at once.
         """
+
+    def will_evaluate(self, part: "ImageSet", indices: np.ndarray) -> None:
+        """Prepare for an evaluation of a part, of which this machine reads only these images."""
 
 
 def chosen(rows: Rows) -> tuple[np.ndarray, ...]:
@@ -252,10 +255,6 @@ class ImageSet(Table):
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
         return self.storage.epoch_order(self.rows, len(self), seed, epoch)
-
-    def will_read(self, seed: int, epoch: int, position: int) -> None:
-        """Prepare for training to read epoch_order(seed, epoch) from this position; see Storage.will_read."""
-        self.storage.will_read(self, seed, epoch, position)
 
     def batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> Callable:
         """Return the function that makes batches from pieces of an order, if the storage `makes_batches`."""

@@ -220,6 +220,14 @@ class Order:
         return pieces
 
 
+class Share(NamedTuple):
+    """The training images that the processes of one machine read before step `end`."""
+
+    order: Order
+    ranks: range
+    end: int
+
+
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:
     """Return the random generator for one image in one epoch. It is the same in every process."""
     return keyed_rng(purpose, seed, epoch, index, *([repeat] if repeat else []))

@@ -1,6 +1,6 @@
 """The types that the packages of datasets/ share: what is known before images are opened, and a batch of them."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +89,9 @@ class Batch(NamedTuple):
             boxes = None if self.boxes is None else self.boxes[start:end]
             parts.append(Batch(images, targets, end - start, bad, self.piece.part(start, end), boxes))
         return parts
+
+
+Load = Callable[[Iterable[Piece]], Iterator[Batch]]  # reads the batches of pieces
 
 
 class Mixed(NamedTuple):

@@ -56,6 +56,12 @@ class Process:
     _host_group: Any = None  # a gloo group, because host-side collectives must not wait for a device
     _vote: tuple[dist.Work, torch.Tensor] | None = None  # the all-reduce that delayed_max started, and its numbers
 
+    @property
+    def local_ranks(self) -> range:
+        """The ranks of the processes on this machine, which launchers number one after the other."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_size)
+
     @classmethod
     def start(cls, device_setting: str, launched: "LaunchedRank | None" = None, timeout: float = 1800.0) -> "Process":
         """Join the other processes of the run, if a launcher started several.

@@ -8,7 +8,7 @@ Trainer.update normalises them on the device.
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.image_set import ImageReadError, ImageSet
-from datasets.order import Order, Piece, sample_rng
+from datasets.order import Order, Piece, Share, sample_rng
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
-from datasets.types import Batch
+from datasets.types import Batch, Load
+from utils.distributed import Process
 from utils.errors import DataError
 from utils.log import shown
 
@@ -161,10 +162,9 @@ class TrainData:
     of each process. So an update has the same images with 1 and with 8 processes if the global batch is the same.
     """
 
-    def __init__(
-        self, image_set: ImageSet, order: Order, rank: int, load: Callable[[Iterable[Piece]], Iterator[Batch]]
-    ):
-        self.image_set, self.order, self.rank = image_set, order, rank
+    def __init__(self, image_set: ImageSet, order: Order, process: Process, load: Load):
+        self.image_set, self.order, self.rank = image_set, order, process.rank
+        self._local_ranks = process.local_ranks
         self.num_samples = len(image_set)
         self.steps_per_epoch, self.global_batch = order.steps_per_epoch, order.global_batch
         self._load = load
@@ -175,11 +175,15 @@ class TrainData:
         def steps() -> Iterator[int]:
             return (step for step in range(first_step, last_step) if not any(step in each for each in skipped))
 
+        share = Share(self.order, self._local_ranks, last_step)
+
         def pieces() -> Iterator[Piece]:
             for step in steps():
-                self.image_set.will_read(self.order.seed, *self.order.place(step))
+                self.image_set.storage.will_read(self.image_set, share, step)
                 yield from self.order.pieces(step, self.rank)
 
+        if len(share.ranks) < self.order.world_size:
+            self.image_set.storage.will_read(self.image_set, share, first_step)  # before loader processes are forked
         # Workers and the batches that they have prefetched persist across epochs.
         with contextlib.closing(self._load(pieces())) as batches:
             for step in steps():
@@ -198,32 +202,26 @@ class EvalData:
     a batch that is excluded from the scores.
     """
 
-    def __init__(
-        self,
-        image_set: ImageSet,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        load: Callable[[Iterable[Piece]], Iterator[Batch]],
-        is_padded: bool = False,
-    ):
+    def __init__(self, image_set: ImageSet, batch_size: int, process: Process, load: Load, is_padded: bool = False):
         """Select the images of this process. `is_padded` means that the model is compiled for batches of one size."""
-        self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
-        self.is_padded = is_padded
+        self.image_set, self.batch_size, self.process, self.is_padded = image_set, batch_size, process, is_padded
         self.num_samples = len(image_set)  # over all processes
-        # The images of this process, in order. Lower ranks may get one image more.
-        numbers, in_pieces = np.arange(self.num_samples), image_set.storage.is_read_in_groups
-        self.share = np.array_split(numbers, world_size)[rank] if in_pieces else numbers[rank::world_size]
+        # The images of each process, in order. Lower ranks may get one image more.
+        numbers, size = np.arange(self.num_samples), process.world_size
+        in_pieces = image_set.storage.is_read_in_groups
+        shares = np.array_split(numbers, size) if in_pieces else [numbers[rank::size] for rank in range(size)]
+        self.share, self._of_machine = shares[process.rank], np.concatenate([shares[n] for n in process.local_ranks])
         self._load = load
 
     def __iter__(self) -> Iterator[Batch]:
         share = self.share
-        largest = math.ceil(self.num_samples / self.world_size)  # the largest share of any process
+        self.image_set.storage.will_evaluate(self.image_set, self._of_machine)
+        largest = math.ceil(self.num_samples / self.process.world_size)  # the largest share of any process
         chunks = [share[start : start + self.batch_size] for start in range(0, largest, self.batch_size)]
         # A process that has no images left reads image 0, which num_samples 0 excludes from the scores.
         pieces = [Piece(0, chunk if len(chunk) else np.zeros(1, int), len(chunk)) for chunk in chunks]
         with contextlib.closing(self._load(pieces)) as batches:
-            if self.rank:
+            if self.process.rank:
                 yield from batches
             else:
                 yield from shown(batches, "evaluating", len(share), size=lambda batch: batch.num_samples)

@@ -1,203 +1,141 @@
-"""`shards` at a URL: downloads whole tars into a cache of limited size, which all processes of a host share.
+"""`shards` at a URL: downloads tars, or the images of them that a machine reads, into a cache of limited size.
 
-fsspec sends the requests, which are retried for PATIENCE seconds.
+All processes of a host share the cache.
 
-A file's name contains the version of the tar, so a file under its final name is current and complete. A tar is written
-to a locked file `.NAME.part` and then renamed. fsspec's own file caches are not used: they write to the final name, so
-that a killed download looks complete, and their size has no limit.
+The file of a cached tar has the version of the tar in its name. A whole tar is under its final name. An incomplete tar
+is the locked file `.NAME.part`, which has the ranges of some images at their places. fsspec's own file caches are not
+used: they write to the final name, so that a killed download looks complete, and their size has no limit.
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import itertools
 import os
 import random
-import re
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-from urllib.parse import unquote
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from configs.schema import Config
 from datasets.image_set import ImageSet, Table
-from datasets.index import ENDING, Index, caches_folder
-from datasets.sources import shards
+from datasets.index import ENDING, Index, caches_folder, open_index
+from datasets.order import Share
 from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, choose_parts
-from datasets.sources.shards import CLASSES_FILE, ShardFolder, ShardStorage, ShardTable, ShardTar
+from datasets.sources.server import NotThereError, Server, parse_address
+from datasets.sources.shards import (
+    CLASSES_FILE,
+    MAX_OPEN_TARS,
+    ShardFolder,
+    ShardStorage,
+    ShardTable,
+    ShardTar,
+    check_keys,
+    checksum_of,
+    part_of,
+    pieces_of,
+    read_from,
+)
 from datasets.sources.tar import Tar
-from utils.errors import DataError, cause_of, needing
+from utils.errors import DataError, cause_of
 from utils.files import free_bytes, locked, names_in, replacing, sync
-from utils.text import SCHEMES, format_bytes, redacted
+from utils.text import format_bytes
 
-# --- requests to the server ---
-
-
-MAX_TARS = 200_000  # largest number of tars in a URL
-BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
-NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
-BLOCK = 16 << 20  # bytes per request; a broken connection loses at most this much
-PATIENCE = 120.0  # seconds for which a failing request is retried before the run ends
-SECONDS_TO_CONNECT, SECONDS_OF_SILENCE, SECONDS_PER_REQUEST = 10.0, 30.0, 120.0
-FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between retries; the wait doubles each time
-PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
-TRANSIENT_STATUS = {408, 425, 429}  # status codes below 500 after which a retry can succeed
-T = TypeVar("T")
+# --- ranges of a tar ---
 
 
-def parse_address(url: str) -> tuple[str, list[str] | None]:
-    """Return the folder of a URL and the names of its tars, or None if the URL names no tars.
+RECORD = np.dtype([("start", "<u8"), ("stop", "<u8"), ("check", "<u8")])  # a range that an incomplete tar has
+CHECK = 0x9E3779B97F4A7C15  # start ^ stop ^ check of a record; zeros, which a crash may leave, are no record
 
-    Several tars are written in braces: `https://server/{train-{000000..000146},val-{00..06}}.tar`.
+
+def merged(ranges: np.ndarray, gap: int = 0) -> np.ndarray:
+    """Return int64 [N, 2]: the ranges (start, stop) in order. Those at most `gap` bytes apart become one range."""
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
+    stops = np.maximum.accumulate(ranges[:, 1])
+    begins = np.ones(len(ranges) + 1, bool)
+    begins[1:-1] = ranges[1:, 0] > stops[:-1] + gap
+    return np.stack([ranges[begins[:-1], 0], stops[begins[1:]]], axis=1)
+
+
+def are_inside(ranges: np.ndarray, outer: np.ndarray) -> np.ndarray:
+    """Return bool [N]: whether each range lies in one of the merged ranges `outer`."""
+    if not len(outer):
+        return np.zeros(len(ranges), bool)
+    place = np.searchsorted(outer[:, 0], ranges[:, 0], "right") - 1
+    return (place >= 0) & (outer[place, 1] >= ranges[:, 1])
+
+
+class CachedTar(Tar):
+    """An open tar of the cache. If it is incomplete, it has some ranges at their places, and their records at its end.
+
+    Ranges and records are in one file, so that they are deleted together. A record is written when its range is on the
+    disk.
     """
-    before = url.partition("{")[0]
-    if before == url and not url.lower().endswith(".tar"):
-        return url.rstrip("/"), None
-    folder = before.rpartition("/")[0]
-    names = list(itertools.islice(expand(url[len(folder) + 1 :]), MAX_TARS + 1))
-    if len(names) > MAX_TARS:
-        raise DataError(f"DATA.DATA_PATH: {url} expands to more than {MAX_TARS:,} tars; use a simpler pattern")
-    for name in names or [url]:
-        if not name.lower().endswith(".tar") or ".." in name.split("/") or set("{}") & set(name):
-            raise DataError(
-                f"DATA.DATA_PATH: {url} expands to {name!r}, which is not a .tar below {folder}; write for example "
-                "train-{000000..000146}.tar"
-            )
-    return folder, sorted(set(names))
+
+    def __init__(self, path: Path, tar: ShardTar, title: str = ""):
+        super().__init__(path, title)
+        self.is_part, self.size = path.suffix == PART, tar.size
+        self.ranges = np.array([[0, tar.size]])
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the records, to which other processes add."""
+        if self.is_part:
+            end = os.fstat(self.descriptor).st_size
+            content = self.read(self.size, max(end - self.size, 0))
+            records = np.frombuffer(content, RECORD, len(content) // RECORD.itemsize)
+            records = records[records["start"] ^ records["stop"] ^ records["check"] == np.uint64(CHECK)]
+            self.ranges = merged(np.stack([records["start"], records["stop"]], axis=1).astype(np.int64))
+
+    def lacks(self, ranges: np.ndarray) -> np.ndarray:
+        """Return those of the ranges that the cache does not have."""
+        if not are_inside(ranges, self.ranges).all():
+            self.refresh()
+        return ranges[~are_inside(ranges, self.ranges)]
+
+    def has(self, start: int, size: int) -> bool:
+        return not self.is_part or not len(self.lacks(np.array([[start, start + size]])))
+
+    def is_deleted(self) -> bool:
+        return os.fstat(self.descriptor).st_nlink == 0
 
 
-def expand(pattern: str) -> Iterator[str]:
-    """Yield the expansions of a pattern: {000..146} is a range with leading zeros, {train,val-{0..9}} a choice."""
-    braces = BRACES.search(pattern)
-    if braces is None:
-        yield pattern
+def add_records(file: BinaryIO, size: int, ranges: np.ndarray) -> None:
+    """Add records of these ranges to an incomplete tar of `size` bytes. They replace a torn record at its end."""
+    records = np.zeros(len(ranges), RECORD)
+    records["start"], records["stop"] = ranges.T
+    records["check"] = records["start"] ^ records["stop"] ^ np.uint64(CHECK)
+    end = os.fstat(file.fileno()).st_size
+    file.seek(end - (end - size) % RECORD.itemsize)
+    file.write(records.tobytes())
+    file.flush()
+
+
+def reserve(file: BinaryIO, ranges: np.ndarray) -> None:
+    """Allocate disk space for these ranges, so that it counts when another process frees space.
+
+    Some systems and file systems cannot do that. There, a download only counts as it grows.
+    """
+    if not hasattr(os, "posix_fallocate"):
         return
-    choices: Iterable[str] = braces[1].split(",")
-    if numbers := NUMBERS.fullmatch(braces[1]):
-        choices = (f"{number:0{len(numbers[1])}d}" for number in range(int(numbers[1]), int(numbers[2]) + 1))
-    for choice in choices:
-        yield from expand(f"{pattern[: braces.start()]}{choice}{pattern[braces.end() :]}")
+    for start, stop in ranges[ranges[:, 1] > ranges[:, 0]].tolist():
+        try:
+            os.posix_fallocate(file.fileno(), start, stop - start)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
 
 
-class NotThereError(DataError):
-    """An error for a file or folder that does not exist or that the user is not allowed to read."""
-
-
-class Server:
-    """The folder at `url`. Threads and forked processes may share it, because each process has its own connections."""
-
-    def __init__(self, url: str, say: Callable[[str], None]):
-        """Prepare requests. `say` logs the first failures."""
-        self.url, self.say, self.patience = url, say, PATIENCE
-        self.scheme = url.partition("://")[0]
-        self._num_failed, self._options = 0, self._make_options()
-
-    def __getstate__(self) -> dict:
-        return self.__dict__ | {"say": str}  # other processes print nothing
-
-    def url_of(self, name: str) -> str:
-        return f"{self.url}/{name}"
-
-    def listing(self, folder: str = "") -> dict[str, dict]:
-        """Return the names of the files and folders in a folder, each with fsspec's facts (type, size, ...)."""
-        url = self.url_of(f"{folder}/" if folder else "")
-        entries = {}
-        for entry in self._request(url, lambda files: files.ls(url, detail=True)):
-            name = entry["name"].rstrip("/").rpartition("/")[2]
-            name = unquote(name) if PACKAGES[self.scheme] == "aiohttp" else name
-            # The name becomes a file name in the cache, so the name must not lead out of the cache.
-            if not name.startswith(".") and not set("/?#") & set(name):
-                entries[f"{folder}/{name}" if folder else name] = entry
-        return entries
-
-    def describe(self, name: str) -> dict:
-        """Return fsspec's facts about a file."""
-        facts = self._request(self.url_of(name), lambda files: files.info(self.url_of(name)))
-        if facts.get("size") is None:
-            raise DataError(f"{self.url_of(name)}: the server does not report the file's size; use another server")
-        return facts
-
-    def read(self, name: str) -> bytes:
-        """Return the contents of a small file."""
-        return self._request(self.url_of(name), lambda files: files.cat_file(self.url_of(name)))
-
-    def copy(self, name: str, size: int, file: BinaryIO) -> None:
-        """Download a file of this size in requests of BLOCK bytes. Each request is retried separately."""
-        url = self.url_of(name)
-
-        def read(files: Any) -> bytes:
-            data = files.cat_file(url, start=start, end=end)
-            data = data[start:end] if len(data) == size else data  # a server without ranges sends the whole file
-            if len(data) != end - start:
-                raise OSError(f"received {len(data):,} of {end - start:,} bytes from offset {start:,}")
-            return data
-
-        while (start := file.tell()) < size:
-            end = min(start + BLOCK, size)
-            file.write(self._request(url, read))
-
-    def _request(self, url: str, task: Callable[[Any], T]) -> T:
-        """Return the task's result. Retry while that may help; then raise DataError with the URL and the remedy."""
-        import fsspec
-
-        start, wait = time.monotonic(), FIRST_WAIT
-        while True:
-            try:
-                return task(fsspec.filesystem(self.scheme, **self._options))  # one per process, even after a fork
-            except Exception as error:
-                reason = self._raise_if_final(url, error)
-            spent = time.monotonic() - start
-            if spent + wait > self.patience:
-                raise DataError(f"{url}: {reason}, tried for {spent:.0f} s; check the network and DATA.DATA_PATH")
-            self._num_failed += 1
-            if self._num_failed in (1, 10, 100, 1000):
-                self.say(f"{url}: {reason}; trying again (failed requests of this process: {self._num_failed})")
-            time.sleep(wait * random.Random().uniform(0.5, 1.0))  # random, so that processes do not all retry at once
-            wait = min(2 * wait, LONGEST_WAIT)
-
-    def _raise_if_final(self, url: str, error: Exception) -> str:
-        """Return the error without credentials. Raise DataError if a retry cannot fix it."""
-        if PACKAGES[self.scheme] == "aiohttp" and isinstance(error.__cause__, Exception):
-            error = error.__cause__  # fsspec raises FileNotFoundError for every failure to get a size
-        reason, status = redacted(f"{type(error).__name__}: {error}".replace("\n", " ")), _status_of(error)
-        if isinstance(error, PermissionError) or "Credentials" in type(error).__name__ or status in (401, 403):
-            raise NotThereError(f"{url}: access is denied ({reason}); put credentials into {SCHEMES[self.scheme]}")
-        if isinstance(error, FileNotFoundError) or status in (404, 410):
-            raise NotThereError(f"{url}: not found ({reason}); check the names in DATA.DATA_PATH (-data_path)")
-        if status is not None and 400 <= status < 500 and status not in TRANSIENT_STATUS:
-            raise DataError(f"{url}: {reason}; check the address in DATA.DATA_PATH (-data_path)")
-        return reason
-
-    def _make_options(self) -> dict:
-        """Return the options of fsspec's file system. This class retries instead of the libraries."""
-        package = PACKAGES[self.scheme]
-        with needing(package, f"DATA.DATA_PATH: {self.url}"):
-            __import__(package)
-        if package == "s3fs":
-            limits = {"connect_timeout": SECONDS_TO_CONNECT, "read_timeout": SECONDS_OF_SILENCE}
-            return {"config_kwargs": limits | {"retries": {"total_max_attempts": 1}}, "use_listings_cache": False}
-        if package != "aiohttp":
-            return {"use_listings_cache": False}
-        import aiohttp
-
-        seconds = {"total": SECONDS_PER_REQUEST, "sock_connect": SECONDS_TO_CONNECT, "sock_read": SECONDS_OF_SILENCE}
-        session = {"timeout": aiohttp.ClientTimeout(**seconds), "headers": {"Accept-Encoding": "identity"}}
-        return {"client_kwargs": session | {"trust_env": True}, "simple_links": False}
-
-
-def _status_of(error: Exception) -> int | None:
-    """Return the HTTP status code of an error from the libraries of fsspec, or None if it has none."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):  # of botocore
-        return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    # The attributes of aiohttp's and of huggingface_hub's errors.
-    return getattr(error, "status", getattr(response, "status_code", None))
+def used_bytes(status: os.stat_result) -> int:
+    """Return the disk space of a file, which may have holes."""
+    return min(status.st_size, 512 * status.st_blocks)
 
 
 # --- the cache of tars ---
@@ -206,22 +144,42 @@ def _status_of(error: Exception) -> int | None:
 NUM_REQUESTS = 32  # concurrent requests for sizes
 NUM_SCANS = 4  # tars that are downloaded concurrently for the index
 NUM_PULLERS = 4  # prefetch threads per process; each downloads one tar at a time
+GAP = 16 << 10  # images at most this many bytes apart are downloaded together with the bytes between them
 MOST_AHEAD = 256  # largest number of tars to prefetch
 SHARE_AHEAD = 0.8  # fraction of the cache's limit for prefetched tars; the rest is for other tars, such as validation
 SHARE_OF_DISK = 0.8  # default limit of the cache, as a fraction of the free disk space plus the size of the cache
-PART = ".part"  # ending of incomplete files
+PART = ".part"  # ending of incomplete tars
 VERSION_KEYS = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified")  # of S3 and HTTP, GS, HF, others
 VERSION_DIGITS = 12  # hexadecimal digits of the version in file names
 
 
+class Pull(NamedTuple):
+    """A tar to download, or some ranges of it."""
+
+    tar: ShardTar
+    checksum: bytes = b""  # of the tar in the index, if it is known
+    ranges: np.ndarray | None = None  # [N, 2]: start and stop of each; None: the whole tar
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tar.size if self.ranges is None else int(np.diff(self.ranges).sum())
+
+
+@dataclass(frozen=True)
 class TarCache:
     """A cache of at most `limit` bytes for the tars of one folder on a server."""
 
-    def __init__(self, folder: Path, server: Server, limit: int = 0):
-        self.folder, self.server, self.limit = folder, server, limit
+    folder: Path
+    server: Server
+    limit: int
 
     def path(self, tar: ShardTar) -> Path:
         return self.folder / f"{tar.name[: -len('.tar')]}.{tar.version:0{VERSION_DIGITS}x}.tar"
+
+    def part(self, tar: ShardTar) -> Path:
+        """Return the path of the tar while it is incomplete."""
+        path = self.path(tar)
+        return path.with_name(f".{path.name}{PART}")
 
     def holds(self, tar: ShardTar) -> bool:
         """Return whether the tar is cached with its full size. After a machine crash, a file may be shorter."""
@@ -230,47 +188,108 @@ class TarCache:
         except FileNotFoundError:
             return False
 
+    def has(self, pull: Pull) -> bool:
+        """Return whether the cache has the tar, or its ranges."""
+        if self.holds(pull.tar):
+            return True
+        try:
+            return pull.ranges is not None and not len(self.open(pull.tar).lacks(pull.ranges))
+        except FileNotFoundError:
+            return False
+
+    def open(self, tar: ShardTar) -> CachedTar:
+        """Open a tar, or what the cache has of it. Raise FileNotFoundError if it has nothing."""
+        path = self.path(tar) if self.holds(tar) else self.part(tar)
+        return CachedTar(path, tar, self.server.url_of(tar.name))
+
     def use(self, tar: ShardTar) -> None:
         """Mark the tar as just used, because the least recently used tars are deleted first."""
-        with contextlib.suppress(OSError):
-            os.utime(self.path(tar))
+        for path_of in (self.path, self.part):
+            with contextlib.suppress(OSError):
+                os.utime(path_of(tar))
+                return
 
-    def pull(self, tar: ShardTar, check: Callable[[Path], None] = lambda path: None, waits: bool = True) -> None:
-        """Download the tar unless it is cached. `check` raises DataError for a wrong tar.
+    def pull(self, pull: Pull, waits: bool = True) -> None:
+        """Download the tar, or its ranges, unless they are cached. Raise DataError for a tar with another checksum.
 
         If another process is downloading the tar, wait for that process, or return if `waits` is False.
         """
-        path = self.path(tar)
-        part = path.with_name(f".{path.name}{PART}")
+        part = self.part(pull.tar)
         try:
-            while not self.holds(tar):
-                path.parent.mkdir(parents=True, exist_ok=True)
+            while not self.has(pull):
+                part.parent.mkdir(parents=True, exist_ok=True)
                 with locked(part, (lambda: None) if waits else None) as file:
                     if file is None:
                         return
-                    if not self.holds(tar):
-                        self._download(tar, file, check)
+                    if self.holds(pull.tar):  # another process has completed it, and `locked` has made an empty file
+                        part.unlink()
+                    elif not self.has(pull):
+                        self._download(pull, file, part)
         except OSError as error:
             raise DataError(
-                f"{self.server.url_of(tar.name)} cannot be cached in {self.folder} ({cause_of(error)}); set "
+                f"{self.server.url_of(pull.tar.name)} cannot be cached in {self.folder} ({cause_of(error)}); set "
                 "DATA.CACHE_PATH to a folder with free space, or lower DATA.REMOTE_CACHE_GB"
             ) from error
 
-    def _download(self, tar: ShardTar, file: BinaryIO, check: Callable[[Path], None]) -> None:
-        part = Path(file.name)
-        file.truncate(tar.size)  # so that its full size counts when another process frees space
-        self.make_room()
+    def _download(self, pull: Pull, file: BinaryIO, part: Path) -> None:
+        """Add the tar, or its ranges, to the incomplete tar in a locked file."""
+        size = pull.tar.size
+        file.truncate(max(size, os.fstat(file.fileno()).st_size))
+        cached = CachedTar(part, pull.tar, self.server.url_of(pull.tar.name))
+        ranges = np.array([[0, size]])
+        if pull.ranges is not None:
+            pieces = pieces_of(size) if pull.checksum else pull.ranges[:0]
+            ranges = merged(cached.lacks(np.concatenate([pull.ranges, pieces])), GAP)
         try:
-            self.server.copy(tar.name, tar.size, file)
+            self.make_room(int(np.diff(ranges).sum()))
+            reserve(file, ranges)
+            self.make_room()  # another process may have done the same
+            ranges = self._copy(pull.tar, file, ranges)
             sync(file)
-            check(part)
+            is_right = not pull.checksum or (
+                checksum_of(cached) == pull.checksum and self._is_unchanged(pull.tar, cached)
+            )
         except BaseException:
-            part.unlink()
+            if not len(cached.ranges):
+                part.unlink()
             raise
-        os.replace(part, self.path(tar))
+        if not is_right:
+            part.unlink()
+            raise self._contradiction(pull.tar)
+        if are_inside(np.array([[0, size]]), merged(np.concatenate([cached.ranges, ranges]))).all():
+            file.truncate(size)
+            os.replace(part, self.path(pull.tar))
+        else:
+            add_records(file, size, ranges)
+
+    def _copy(self, tar: ShardTar, file: BinaryIO, ranges: np.ndarray) -> np.ndarray:
+        """Download ranges to their places in a file. Return what was downloaded: all, if the server has no ranges."""
+        for start, data in self.server.read_ranges(tar.name, tar.size, ranges):
+            file.seek(start)
+            file.write(data)
+            if len(data) == tar.size:
+                return np.array([[0, tar.size]])
+        return ranges
+
+    def _is_unchanged(self, tar: ShardTar, cached: CachedTar) -> bool:
+        """Return whether a random piece that was downloaded earlier is still the same on the server."""
+        if not len(cached.ranges):
+            return True
+        piece = random.Random().choice(pieces_of(tar.size))
+        (start, data), *_ = self.server.read_ranges(tar.name, tar.size, piece[None])
+        return data == cached.read(start, len(data))
+
+    def _contradiction(self, tar: ShardTar) -> DataError:
+        for index in self.folder.parent.glob(f"*{ENDING}"):  # so that the next start downloads the server's index again
+            index.unlink(missing_ok=True)
+        return DataError(
+            f"{self.server.url_of(tar.name)} is not the tar that its index describes; rebuild the index on the server "
+            f"(remove {part_of(tar.name)}{ENDING}, or run halfstep make-shards again), and start again with -resume to "
+            "continue"
+        )
 
     def files(self) -> dict[Path, os.stat_result]:
-        """Return {path: stat} of all cached tars, and of the tars that are being downloaded."""
+        """Return {path: stat} of all cached tars, also of incomplete ones."""
         status_of = {}
         for path in self.folder.rglob("*"):
             if path.name.endswith((".tar", f".tar{PART}")):
@@ -281,27 +300,207 @@ class TarCache:
                         break
         return status_of
 
-    def make_room(self) -> None:
-        """Delete the least recently used tars until the cache is within its limit."""
-        status_of = self.files()
-        total = sum(each.st_size for each in status_of.values())
-        for path in sorted(status_of, key=lambda path: status_of[path].st_mtime_ns):
-            if total > self.limit and path.suffix != PART:
-                path.unlink(missing_ok=True)
-                total -= status_of[path].st_size
+    def make_room(self, num_bytes: int = 0) -> None:
+        """Delete the least recently used tars until the cache has space for this many bytes within its limit.
 
-    def remove_left(self) -> None:
-        """Remove partial files that no process is writing."""
-        for part in (path for path in self.files() if path.suffix == PART):
-            with contextlib.suppress(OSError), locked(part) as file:
+        A tar that is being downloaded stays.
+        """
+        status_of = self.files()
+        total = num_bytes + sum(map(used_bytes, status_of.values()))
+        for path in sorted(status_of, key=lambda path: status_of[path].st_mtime_ns):
+            if total <= self.limit:
+                return
+            with contextlib.suppress(OSError), locked(path) as file:
                 if file is not None:
-                    part.unlink()
+                    path.unlink()
+                    total -= used_bytes(status_of[path])
+
+
+class Prefetch:
+    """Threads of this process that download the next tars. Nothing waits for them or needs them.
+
+    They skip a tar that another process of the host is downloading.
+    """
+
+    def __init__(self):
+        self._lock, self._num_threads = threading.Lock(), 0
+        self._next: list[tuple[TarCache, Pull]] = []  # in reverse order
+
+    def start(self, cache: TarCache, pulls: Sequence[Pull]) -> None:
+        """Download these tars in this order instead of the ones before."""
+        with self._lock:
+            self._next = [(cache, pull) for pull in reversed(pulls)]
+            while self._num_threads < NUM_PULLERS:
+                self._num_threads += 1
+                # A daemon thread, so that the program can exit without waiting for it.
+                threading.Thread(target=self._work, name="prefetch", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._next:
+                    self._num_threads -= 1
+                    return
+                cache, pull = self._next.pop()
+            # If this download fails, the process that needs the tar reports the reason.
+            with contextlib.suppress(DataError, OSError):
+                cache.pull(pull, waits=False)
+
+
+PREFETCH = Prefetch()
 
 
 # --- the folder of shards ---
 
 
-@functools.lru_cache(2)
+@dataclass(frozen=True, eq=False)
+class ServerFolder(ShardFolder):
+    """A folder of shards on a server. `root` has its indexes and the cache."""
+
+    server: Server
+    cache: TarCache
+    files: frozenset[str] | None  # names of the files in the folder; None: the server does not list them
+    num_scans = NUM_SCANS
+
+    def _has(self, name: str) -> bool:
+        """Return whether the server has an optional file. Some servers report a missing file as "access denied"."""
+        if self.files is not None:
+            return name in self.files
+        with contextlib.suppress(NotThereError):
+            return bool(self.server.describe(name))
+        return False
+
+    def classes(self) -> str | None:
+        if not self._has(CLASSES_FILE):
+            return None
+        return names_in(self.server.read(CLASSES_FILE), "surrogateescape", f"{self.title}/{CLASSES_FILE}")
+
+    def older_indexes(self, paths: Sequence[Path]) -> Iterator[Index]:
+        """Yield the server's index."""
+        name = paths[0].name
+        if not self._has(name):
+            return
+        copy = self.root / f"server-{name}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        size = self.server.describe(name)["size"]
+        with replacing(copy, shared=True) as file:
+            for _, data in self.server.read_ranges(name, size, np.array([[0, size]])):
+                file.write(data)
+        index = open_index(copy)
+        copy.unlink()  # the index stays mapped into memory
+        if index:
+            yield index
+
+    def are_unchanged(self, table: ShardTable, tars: Sequence[ShardTar]) -> bool:
+        """Return True, because the cache compares checksums when it downloads a tar."""
+        return True
+
+    def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
+        while True:
+            self.cache.pull(Pull(tar, checksum))
+            with contextlib.suppress(FileNotFoundError):  # deleted by another process
+                self.cache.use(tar)
+                return self.cache.open(tar)
+
+    def storage(self, table: ShardTable, shuffle_buffer: int) -> "ServerStorage":
+        return ServerStorage(self, table, shuffle_buffer)
+
+
+class OpenTars:
+    """The open tars of this process. A tar is closed when the last thread has finished reading from it."""
+
+    def __init__(self):
+        self._tars: dict[tuple[TarCache, ShardTar], CachedTar] = {}
+
+    def get(self, cache: TarCache, tar: ShardTar) -> CachedTar:
+        """Return an open tar. Raise FileNotFoundError if the cache has nothing of it."""
+        opened = self._tars.get((cache, tar))
+        if opened is None:
+            # An open tar stays on the disk even after it is deleted to make room for this one.
+            kept = [(key, each) for key, each in list(self._tars.items()) if not each.is_deleted()]
+            self._tars = dict(kept[1 - MAX_OPEN_TARS :])
+            cache.use(tar)
+            opened = self._tars[cache, tar] = cache.open(tar)
+        return opened
+
+    def close(self, cache: TarCache, tar: ShardTar) -> None:
+        self._tars.pop((cache, tar), None)
+
+
+OPEN_TARS = OpenTars()
+
+
+class ServerStorage(ShardStorage):
+    """Images inside tars on a server. If several machines share the images, each downloads only the ones it reads."""
+
+    def __init__(self, folder: ServerFolder, table: ShardTable, shuffle_buffer: int):
+        super().__init__(folder, table, shuffle_buffer)
+        self.cache = folder.cache
+        # bool [rows] for each purpose: the images that this machine reads. Without any, it reads all of them.
+        self._shares: dict[str, np.ndarray] = {}
+        self._aim: tuple | None = None  # what is being prefetched
+
+    def read_file(self, row: int, number: int) -> bytes:
+        start, size, tar = int(self.table.offsets[row]), int(self.table.sizes[row]), self.table.tar(number)
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # no process has downloaded it, or another process deleted it
+                opened = OPEN_TARS.get(self.cache, tar)
+                if opened.has(start, size):
+                    return opened.read(start, size)
+            OPEN_TARS.close(self.cache, tar)  # it may now be another file
+            self.cache.pull(self.pull(number, self._rows_with(row)))
+
+    def close_tar(self, number: int) -> None:
+        OPEN_TARS.close(self.cache, self.table.tar(number))
+
+    def _rows_with(self, row: int) -> np.ndarray | None:
+        """Return bool [rows]: the images to download if this one is missing; None: all images."""
+        if not self._shares:
+            return None
+        shares = [share for share in self._shares.values() if share[row]]
+        rows = np.any(shares, axis=0) if shares else np.zeros(len(self), bool)
+        rows[row] = True
+        return rows
+
+    def pull(self, number: int, rows: np.ndarray | None) -> Pull:
+        """Return the download of these rows of a tar, or of the whole tar."""
+        tar, checksum = self.table.tar(number), self.table.checksum(number)
+        if rows is None:
+            return Pull(tar, checksum)
+        start, stop = self.table.starts[number : number + 2].tolist()
+        chosen = start + np.flatnonzero(rows[start:stop])
+        offsets = self.table.offsets[chosen]
+        return Pull(tar, checksum, np.stack([offsets, offsets + self.table.sizes[chosen]], axis=1))
+
+    def mask(self, part: ImageSet, indices: np.ndarray) -> np.ndarray:
+        """Return bool [rows]: whether each row is one of these images of a part."""
+        mask = np.zeros(len(self), bool)
+        mask[indices if part.rows is None else part.rows[indices]] = True
+        return mask
+
+    def will_evaluate(self, part: ImageSet, indices: np.ndarray) -> None:
+        if len(indices) < len(part):
+            self._shares["evaluation"] = self.mask(part, indices)
+
+    def will_read(self, part: ImageSet, share: Share, step: int) -> None:
+        """Whenever a tar is done, prefetch the tars that are needed next, and the first tars of the next epoch."""
+        epoch, position = share.order.place(step)
+        pulls, last = pulls_in_turn(part, share, epoch)
+        is_needed = last >= position
+        aim = (share, epoch, int(is_needed.sum()))
+        if aim == self._aim:
+            return
+        self._aim = aim
+        if are_several(share):
+            self._shares["training"] = self.mask(part, images_of(share, epoch))
+        ahead = [*itertools.compress(pulls, is_needed), *pulls_in_turn(part, share, epoch + 1)[0]][:MOST_AHEAD]
+        fits = np.cumsum([pull.num_bytes for pull in ahead]) <= SHARE_AHEAD * self.cache.limit
+        ahead = ahead[: int(fits.sum())]
+        for pull in reversed(ahead):
+            self.cache.use(pull.tar)  # so that the next tar is deleted last, after all other tars
+        PREFETCH.start(self.cache, ahead)
+
+
 def tars_in_turn(part: ImageSet, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the tars in the order in which an epoch reads them, and the position of the last image of each."""
     order = part.epoch_order(seed, epoch)
@@ -313,163 +512,99 @@ def tars_in_turn(part: ImageSet, seed: int, epoch: int) -> tuple[np.ndarray, np.
     return tars[in_turn], last[in_turn]
 
 
-class ServerFolder(ShardFolder):
-    """A folder on a server. Each process has threads that prefetch the next tars of the epoch.
+def are_several(share: Share) -> bool:
+    """Return whether there are several machines."""
+    return len(share.ranks) < share.order.world_size
 
-    The threads skip a tar that another process of the host is downloading. Nothing waits for or needs the threads.
+
+@functools.lru_cache(2)
+def images_of(share: Share, epoch: int) -> np.ndarray:
+    """Return the indices of the images that a machine reads in an epoch, in the order in which they are read."""
+    first = epoch * share.order.steps_per_epoch
+    steps = range(first, min(first + share.order.steps_per_epoch, share.end))
+    pieces = (piece for step in steps for rank in share.ranks for piece in share.order.pieces(step, rank))
+    return np.concatenate([np.zeros(0, np.int64), *(piece.indices for piece in pieces)])
+
+
+@functools.lru_cache(2)
+def pulls_in_turn(part: ImageSet, share: Share, epoch: int) -> tuple[list[Pull], np.ndarray]:
+    """Return the downloads of this machine in the order in which an epoch reads the tars.
+
+    The array has the position of the last image of each tar in the order of all machines.
     """
+    tars, last = tars_in_turn(part, share.order.seed, epoch)
+    rows = part.storage.mask(part, images_of(share, epoch)) if are_several(share) else None
+    pulls = [part.storage.pull(number, rows) for number in tars.tolist()]
+    is_read = np.array([pull.num_bytes > 0 for pull in pulls], bool)
+    return list(itertools.compress(pulls, is_read)), last[is_read]
 
-    drops_tars = True
-    num_scans = NUM_SCANS
 
-    def __init__(self, config: Config, say: Callable[[str], None]):
-        url, self._names = parse_address(config.DATA.DATA_PATH)
-        known_by = hashlib.sha256(url.encode()).hexdigest()[:16]
-        super().__init__(caches_folder(config) / f"shards-{known_by}", config)
-        self.title, self.server, self._limit_gb = url, Server(url, say), config.DATA.REMOTE_CACHE_GB
-        self.cache = TarCache(self.root / "tars", self.server)
-        self._listed: dict[str, dict] = {}
-        self._lock, self._num_threads, self._aim = threading.Lock(), 0, (0, 0, -1)
-        self._next: list[tuple[ShardTar, bytes]] = []  # (tar, checksum) to prefetch, in reverse order
-
-    def __getstate__(self) -> dict:
-        """Return the state for a data loader process, without the lock of this process."""
-        return self.__dict__ | {"_lock": None}
-
-    # --- listing the server ---
-
-    def find_tars(self) -> dict[str, list[ShardTar]]:
-        names = sorted(self._list() if self._names is None else self._names)
-        tars = defaultdict(list)
-        with ThreadPoolExecutor(NUM_REQUESTS, "server") as pool:
-            for tar in pool.map(self._describe, names):
-                tars[shards.part_of(tar.name)].append(tar)
-        if self._names and not {name.lower() for name in tars} & {*TRAIN_NAMES, *VAL_NAMES}:
-            tars = {TRAIN_NAMES[0]: sum(tars.values(), [])}  # the URL names the tars, and no name says train or val
-        parts = choose_parts(tars)
-        self._set_limit([tar for name in (parts.train, parts.val) if name for tar in tars[name]])
-        return tars
-
-    def _list(self) -> list[str]:
-        """Return the tars in the folder, and in its subfolders that are named like a part (train, val)."""
-        self._listed = self.server.listing()
-        folders = [name for name, facts in self._listed.items() if facts["type"] == "directory"]
-        for name in folders:
-            if name.lower() in (*TRAIN_NAMES, *VAL_NAMES):
-                self._listed |= self.server.listing(name)
-        return [name for name in self._listed if name not in folders and name.lower().endswith(".tar")]
-
-    def _describe(self, name: str) -> ShardTar:
-        facts = self._listed.get(name, {})
-        if facts.get("size") is None:
-            facts = self.server.describe(name)
-        version = next((str(facts[key]) for key in VERSION_KEYS if facts.get(key)), None)
-        digest = hashlib.sha256(f"{facts['size']} {version}".encode()).hexdigest()
-        return ShardTar(name, facts["size"], int(digest[:VERSION_DIGITS], 16))
-
-    def _set_limit(self, tars: list[ShardTar]) -> None:
-        """Set the cache limit: DATA.REMOTE_CACHE_GB or, by default, the size of all tars if the disk can hold them."""
-        self.cache.remove_left()
-        free, total = free_bytes(self.cache.folder), sum(tar.size for tar in tars)
-        used = sum(each.st_size for each in self.cache.files().values())
-        limit = min(total / SHARE_AHEAD, SHARE_OF_DISK * (free + used))
-        self.cache.limit = int(limit if self._limit_gb is None else self._limit_gb * 1e9)
-        self.notes = [
-            f"{self.title}: {format_bytes(total)} of tars; {self.cache.folder} keeps up to "
-            f"{format_bytes(self.cache.limit)} of them, and has {format_bytes(used)}; free disk space: "
-            f"{format_bytes(free)}"
-        ]
-
-    def _has(self, name: str) -> bool:
-        """Return whether the server has an optional file. Some servers report a missing file as "access denied"."""
-        if self._names is None:
-            return name in self._listed
-        with contextlib.suppress(NotThereError):
-            return bool(self.server.describe(name))
-        return False
-
-    def classes(self) -> str | None:
-        if not self._has(CLASSES_FILE):
-            return None
-        return names_in(self.server.read(CLASSES_FILE), "surrogateescape", f"{self.title}/{CLASSES_FILE}")
-
-    # --- the index ---
-
-    def older_indexes(self, paths: Sequence[Path], part: str) -> list[Index]:
-        """Return the server's index."""
-        if not self._has(name := f"{part}{ENDING}"):
-            return []
-        copy = self.root / f"server-{name}"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(copy, shared=True) as file:
-            self.server.copy(name, self.server.describe(name)["size"], file)
-        indexes = super().older_indexes([copy], part)
-        copy.unlink()  # the index stays mapped into memory
-        return indexes
-
-    def are_unchanged(self, table: ShardTable, tars: Sequence[ShardTar]) -> bool:
-        """Return True, because `_pull` compares checksums when it downloads a tar."""
-        return True
-
-    # --- reading ---
-
-    def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
-        while True:
-            self._pull(tar, checksum)
-            with contextlib.suppress(FileNotFoundError):  # deleted by another process
-                opened = Tar(self.cache.path(tar), self.title_of(tar))
-                self.cache.use(tar)
-                return opened
-
-    def _pull(self, tar: ShardTar, checksum: bytes, waits: bool = True) -> None:
-        def check(part: Path) -> None:
-            if checksum and shards.checksum_of(Tar(part)) != checksum:
-                for index in self.root.glob(f"*{ENDING}"):  # so that the next start downloads the server's index again
-                    index.unlink(missing_ok=True)
-                raise DataError(
-                    f"{self.title_of(tar)} is not the tar that its index describes; rebuild the index on the server "
-                    f"(remove {shards.part_of(tar.name)}{ENDING}, or run halfstep make-shards again), and start again "
-                    "with -resume to continue"
-                )
-
-        self.cache.pull(tar, check, waits)
-
-    def will_read(self, storage: ShardStorage, part: ImageSet, seed: int, epoch: int, position: int) -> None:
-        """Whenever a tar is done, prefetch the tars that are needed next, and the first tars of the next epoch."""
-        tars, last = tars_in_turn(part, seed, epoch)
-        needed = tars[last >= position]
-        aim = (seed, epoch, len(needed))
-        if aim == self._aim:
-            return
-        self._aim = aim
-        numbers = [*needed.tolist(), *tars_in_turn(part, seed, epoch + 1)[0].tolist()][:MOST_AHEAD]
-        checksums = storage.table.checksums()
-        tars = [(storage.table.tar(number), checksums[number]) for number in numbers]
-        fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self.cache.limit
-        ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
-        for tar, _ in ahead:
-            self.cache.use(tar)  # in reverse order, so that the next tar is deleted last, after all other tars
-        with self._lock:
-            self._next = ahead
-            while self._num_threads < NUM_PULLERS:
-                self._num_threads += 1
-                # A daemon thread, so that the program can exit without waiting for it.
-                threading.Thread(target=self._pull_ahead, name="prefetch", daemon=True).start()
-
-    def _pull_ahead(self) -> None:
-        while True:
-            with self._lock:
-                if not self._next:
-                    self._num_threads -= 1
-                    return
-                tar, checksum = self._next.pop()
-            # If this download fails, the process that needs the tar reports the reason.
-            with contextlib.suppress(DataError, OSError):
-                self._pull(tar, checksum, waits=False)
+# --- opening ---
 
 
 def read_remote_shards(
     config: Config, only_validation: bool, say: Callable[[str], None]
 ) -> tuple[Table | None, Table | None]:
     """Return training and validation shards on a server, or all shards and None."""
-    return shards.read_from(ServerFolder(config, say), config, only_validation)
+    check_keys(config, is_on_server=True)
+    url, names = parse_address(config.DATA.DATA_PATH)
+    server = Server(url, say)
+    listed = list_files(server) if names is None else {}
+    tars = find_tars(server, names or [name for name in listed if name.lower().endswith(".tar")], listed)
+    if names and not {name.lower() for name in tars} & {*TRAIN_NAMES, *VAL_NAMES}:
+        tars = {TRAIN_NAMES[0]: sum(tars.values(), [])}  # the URL names the tars, and no name says train or val
+    root = caches_folder(config) / f"shards-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+    cache, note = open_cache(config, server, root / "tars", tars)
+    files = frozenset(listed) if names is None else None
+    folder = ServerFolder(root, url, tars, (note,), server, cache, files)
+    return read_from(folder, config, only_validation)
+
+
+def list_files(server: Server) -> dict[str, dict]:
+    """Return the facts about the files in the folder, and in its subfolders that are named like a part (train, val)."""
+    listed = server.listing()
+    folders = [name for name, facts in listed.items() if facts["type"] == "directory"]
+    for name in folders:
+        if name.lower() in (*TRAIN_NAMES, *VAL_NAMES):
+            listed |= server.listing(name)
+    return {name: facts for name, facts in listed.items() if name not in folders}
+
+
+def find_tars(server: Server, names: Iterable[str], listed: Mapping[str, dict]) -> dict[str, list[ShardTar]]:
+    """Return the tars of each part. `listed`: the facts that are known about some of them."""
+
+    def describe(name: str) -> ShardTar:
+        facts = listed.get(name, {})
+        if facts.get("size") is None:
+            facts = server.describe(name)
+        version = next((str(facts[key]) for key in VERSION_KEYS if facts.get(key)), None)
+        digest = hashlib.sha256(f"{facts['size']} {version}".encode()).hexdigest()
+        return ShardTar(name, facts["size"], int(digest[:VERSION_DIGITS], 16))
+
+    tars = defaultdict(list)
+    with ThreadPoolExecutor(NUM_REQUESTS, "server") as pool:
+        for tar in pool.map(describe, sorted(names)):
+            tars[part_of(tar.name)].append(tar)
+    return tars
+
+
+def open_cache(
+    config: Config, server: Server, folder: Path, tars: Mapping[str, Sequence[ShardTar]]
+) -> tuple[TarCache, str]:
+    """Return the cache of these tars, and a line for the log about its size.
+
+    Its limit is DATA.REMOTE_CACHE_GB or, by default, the size of all tars if the disk can hold them.
+    """
+    parts = choose_parts(tars)
+    total = sum(tar.size for name in (parts.train, parts.val) if name for tar in tars[name])
+    free = free_bytes(folder)
+    used = sum(map(used_bytes, TarCache(folder, server, 0).files().values()))
+    limit = min(total / SHARE_AHEAD, SHARE_OF_DISK * (free + used))
+    if config.DATA.REMOTE_CACHE_GB is not None:
+        limit = config.DATA.REMOTE_CACHE_GB * 1e9
+    cache = TarCache(folder, server, int(limit))
+    note = (
+        f"{server.url}: {format_bytes(total)} of tars; {folder} keeps up to {format_bytes(cache.limit)} of them, and "
+        f"has {format_bytes(used)}; free disk space: {format_bytes(free)}"
+    )
+    return cache, note

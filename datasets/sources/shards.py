@@ -5,9 +5,9 @@ import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.class_numbers import classes_in
-from datasets.image_set import ImageSet, Rows, Table, chosen
+from datasets.image_set import Rows, Table, chosen
 from datasets.index import (
     ENDING,
     TEXT,
@@ -73,26 +73,15 @@ class Shard(NamedTuple):
     checksum: bytes
 
 
+@dataclass(frozen=True, eq=False)
 class ShardFolder:
-    """A folder of shards on a disk. A subclass for a server overrides the methods, and keeps copies in `root`."""
+    """A folder of shards on a disk."""
 
-    notes: Sequence[str] = ()  # lines for the log
-    drops_tars = False  # whether the folder deletes copies of tars to make space for other tars
+    root: Path  # of the indexes, and on a disk also of the tars
+    title: str  # for messages
+    tars: Mapping[str, Sequence[ShardTar]]  # the sorted tars of each part
+    notes: tuple[str, ...]  # lines for the log
     num_scans = NUM_THREADS  # tars that are scanned at the same time
-    endings = KNOWN_ENDINGS  # image files have these
-
-    def __init__(self, root: Path, config: Config):
-        self.root, self.title, self.config, self.kind = root, str(root), config, kind_of(config)
-
-    def find_tars(self) -> dict[str, list[ShardTar]]:
-        """Return the sorted tars of each part."""
-        tars = _find_tars(self.root)
-        with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-            return {part: list(pool.map(self._describe, paths)) for part, paths in tars.items()}
-
-    def _describe(self, path: Path) -> ShardTar:
-        stat = os.stat(path)
-        return ShardTar(path.relative_to(self.root).as_posix(), stat.st_size, stat.st_mtime_ns)
 
     def title_of(self, tar: ShardTar) -> str:
         """Return the name of a tar for messages."""
@@ -110,24 +99,31 @@ class ShardFolder:
         file = self.root / CLASSES_FILE
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
-    @property
-    def made_of(self) -> dict:
-        """Return what the content of an index depends on, besides the tars."""
-        if not self.kind.has_columns:
-            return MADE_OF
-        return MADE_OF | {"targets": self.kind.__name__, "columns": label_names(self.config)}
-
-    def older_indexes(self, paths: Sequence[Path], part: str) -> list[Index]:
-        """Return indexes of earlier starts, which may be about other tars."""
-        return [index for index in map(open_index, paths) if index and index.facts.get("made_of") == self.made_of]
+    def older_indexes(self, paths: Sequence[Path]) -> Iterable[Index]:
+        """Return indexes of earlier starts at these paths, which may be about other tars."""
+        return filter(None, map(open_index, paths))
 
     def are_unchanged(self, table: "ShardTable", tars: Sequence[ShardTar]) -> bool:
         """Return whether the tars have the content that a table of tars with their names and sizes describes."""
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-            return list(pool.map(lambda tar: checksum_of(self.open(tar)), tars)) == table.checksums()
+            checksums = list(pool.map(lambda tar: checksum_of(self.open(tar)), tars))
+        return checksums == [table.checksum(number) for number in range(len(tars))]
 
-    def will_read(self, storage: "ShardStorage", part: ImageSet, seed: int, epoch: int, position: int) -> None:
-        """Prepare for the next reads; see Storage.will_read."""
+    def storage(self, table: "ShardTable", shuffle_buffer: int) -> "ShardStorage":
+        return ShardStorage(self, table, shuffle_buffer)
+
+
+def open_folder(root: Path) -> ShardFolder:
+    """Return the folder with this path on a disk."""
+
+    def describe(path: Path) -> ShardTar:
+        stat = os.stat(path)
+        return ShardTar(path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)
+
+    paths = _find_tars(root)
+    with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
+        tars = {part: list(pool.map(describe, of_part)) for part, of_part in paths.items()}
+    return ShardFolder(root, str(root), tars, ())
 
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:
@@ -185,10 +181,16 @@ def scan(
     return Shard(labels, *places.T, names, checksum_of(tar))
 
 
+def pieces_of(size: int) -> np.ndarray:
+    """Return int64 [pieces, 2]: start and stop of each piece of a tar that its checksum covers."""
+    starts = np.linspace(0, max(size - PIECE, 0), NUM_PIECES, dtype=np.int64)
+    return np.stack([starts, np.minimum(starts + PIECE, size)], axis=1)
+
+
 def checksum_of(tar: Tar) -> bytes:
     """Return a checksum of pieces from all over the tar, so that an index recognises a copy with another date."""
-    starts = np.linspace(0, max(tar.size - PIECE, 0), NUM_PIECES, dtype=int).tolist()
-    return hashlib.blake2b(b"".join(tar.read(start, PIECE) for start in starts), digest_size=16).digest()
+    pieces = [tar.read(start, stop - start) for start, stop in pieces_of(tar.size).tolist()]
+    return hashlib.blake2b(b"".join(pieces), digest_size=16).digest()
 
 
 # --- the index of a part ---
@@ -200,7 +202,7 @@ class ShardTable:
     def __init__(self, index: Index):
         self.index = index
         self.offsets, self.sizes = index.column("offset"), index.column("size")
-        self.names, self.tar_names = index.text("name"), index.text("tar")
+        self.names, self.tar_names, self.checksums = (index.text(name) for name in ("name", "tar", "tar.checksum"))
         self.labels = index.rows("label", len(self.names))
         self.tar_sizes, self.tar_versions = index.column("tar.size"), index.column("tar.version")
         self.starts = index.column("tar.first")  # the first row of each tar, then the total number of rows
@@ -212,8 +214,8 @@ class ShardTable:
         name = os.fsdecode(self.tar_names[number])
         return ShardTar(name, int(self.tar_sizes[number]), int(self.tar_versions[number]))
 
-    def checksums(self) -> list[bytes]:
-        return self.index.text("tar.checksum").chunk(0, len(self.tar_names))
+    def checksum(self, number: int) -> bytes:
+        return self.checksums[number]
 
     def is_of(self, tars: Sequence[ShardTar], has_versions: bool = True) -> bool:
         """Return whether this is the index of tars with these names, sizes and, if it `has_versions`, versions."""
@@ -228,7 +230,7 @@ class ShardTable:
         """Return the rows of one tar."""
         start, stop = self.starts[number : number + 2].tolist()
         numbers = (column[start:stop] for column in (self.labels, self.offsets, self.sizes))
-        return Shard(*numbers, self.names.chunk(start, stop), self.index.text("tar.checksum")[number])
+        return Shard(*numbers, self.names.chunk(start, stop), self.checksum(number))
 
 
 def add_shards(builder: IndexBuilder, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
@@ -251,36 +253,35 @@ def save_shards(path: Path, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
     builder.finish({"made_of": MADE_OF}).save(path)
 
 
-def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:
-    """Return the samples of these tars of a part, from the index of an earlier start if the tars have not changed.
+def open_table(config: Config, folder: ShardFolder, part: str) -> ShardTable:
+    """Return the samples of the tars of a part, from the index of an earlier start if the tars have not changed.
 
     The index of tars that were copied with other dates is used too. Otherwise, all tars are read.
     """
-    paths = index_paths(config, folder.root / f"{part}{ENDING}")
+    kind, pixels, tars = kind_of(config), kind_of_pixels(config.DATA.PIXELS), folder.tars[part]
+    names, endings, made_of = label_names(config), (*KNOWN_ENDINGS, *pixels.own_endings), MADE_OF
+    if kind.has_columns:
+        made_of = MADE_OF | {"targets": kind.__name__, "columns": names}
+    # Indexes of these pixels have other samples, and indexes of numbers other labels.
+    suffix = (f"-{pixels.name}" if pixels.own_endings else "") + ("-numbers" if kind.has_columns else "")
+    paths = index_paths(config, folder.root / f"{part}{suffix}{ENDING}")
 
     def build(builder: IndexBuilder) -> dict:
-        for known in map(ShardTable, folder.older_indexes(paths, part)):
+        indexes = [index for index in folder.older_indexes(paths) if index.facts.get("made_of") == made_of]
+        for known in map(ShardTable, indexes):
             if known.is_of(tars, has_versions=False) and folder.are_unchanged(known, tars):
                 add_shards(builder, zip(tars, map(known.shard, range(len(tars))), strict=True))
                 return {}
         with ThreadPoolExecutor(folder.num_scans, "shards") as pool:
-            names = label_names(config)
-            read = pool.map(lambda tar: scan(folder.open(tar), folder.endings, folder.kind, names), tars)
+            read = pool.map(lambda tar: scan(folder.open(tar), endings, kind, names), tars)
             shards = shown(read, f"index of {folder.title}", len(tars), unit="tars")
             add_shards(builder, zip(tars, shards, strict=True))
         return {}
 
+    columns = SAMPLES | TARS | {"label": kind.stored}
     # Even a small index gets a file, because building it again would read all tars.
-    return ShardTable(
-        open_or_build(
-            paths,
-            SAMPLES | TARS | {"label": folder.kind.stored},
-            folder.made_of,
-            build,
-            lambda index: ShardTable(index).is_of(tars),
-            keep_small=True,
-        )
-    )
+    index = open_or_build(paths, columns, made_of, build, lambda index: ShardTable(index).is_of(tars), keep_small=True)
+    return ShardTable(index)
 
 
 # --- the images ---
@@ -312,54 +313,49 @@ class ShardStorage(GroupedStorage):
     def open_file(self, row: int, pixels: Pixels) -> tuple[str, bytes]:
         _, number = self.place(row)
         try:
-            tar = _opened(self.folder, self.table, number)
-            data = tar.read(int(self.table.offsets[row]), int(self.table.sizes[row]))
+            data = self.read_file(row, number)
         except OSError:
-            _opened.cache_clear()  # a stale handle stays stale: the next attempt opens the tar again
+            self.close_tar(number)  # a stale handle stays stale: the next attempt opens the tar again
             raise
         return os.path.splitext(self.key(row))[1], data
+
+    def read_file(self, row: int, number: int) -> bytes:
+        """Return the bytes of an image in tar `number`."""
+        tar = _opened(self.folder, self.table.tar(number))
+        return tar.read(int(self.table.offsets[row]), int(self.table.sizes[row]))
+
+    def close_tar(self, number: int) -> None:
+        """Close a tar that could not be read."""
+        _opened.cache_clear()
 
     def epoch_order(self, rows: Rows, count: int, seed: int, epoch: int) -> np.ndarray:
         """Shuffle the tars, then samples within DATA.SHUFFLE_BUFFER, because disks are slow at random access."""
         return self.order_of_groups(rows, count, self.shuffle_buffer, seed, epoch)
 
-    def will_read(self, part: ImageSet, seed: int, epoch: int, position: int) -> None:
-        self.folder.will_read(self, part, seed, epoch, position)
-
 
 @functools.lru_cache(MAX_OPEN_TARS)
-def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
+def _opened(folder: ShardFolder, tar: ShardTar) -> Tar:
     """Return an open tar. A tar that leaves the cache is closed when the last thread has finished reading from it."""
-    if folder.drops_tars:
-        _opened.cache_clear()  # an open tar would stay on the disk even after it is deleted to make room for this one
-    return folder.open(table.tar(number), table.index.text("tar.checksum")[number])
+    return folder.open(tar)
 
 
 def read_shards(config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation shards, or all shards and None."""
-    folder = ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True), config)
-    return read_from(folder, config, only_validation)
+    root = data_root(config.DATA, EXPECTS, reads_tars=True)
+    check_keys(config, is_on_server=False)
+    return read_from(open_folder(root), config, only_validation)
 
 
 def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tuple[Table | None, Table | None]:
     """Return training and validation shards of this folder, or all shards and None."""
-    kind = folder.kind
-    if kind.has_columns:
-        check_keys(config, folder.drops_tars)
-    tars = folder.find_tars()
-    parts = choose_parts(tars)
+    kind, parts = kind_of(config), choose_parts(folder.tars)
     reads_train = parts.train and not (only_validation and parts.val)
     if not parts.suffice(only_validation):
         raise DataError(
             f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
         )
     names = [name for name, is_read in ((parts.train, reads_train), (parts.val, parts.val)) if is_read]
-    pixels = kind_of_pixels(config.DATA.PIXELS)
-    folder.endings = (*KNOWN_ENDINGS, *pixels.own_endings)
-    # Indexes of these pixels have other samples, and indexes of numbers other labels.
-    suffix = (f"-{pixels.name}" if pixels.own_endings else "") + ("-numbers" if kind.has_columns else "")
-    indexes = [f"{name}{suffix}" for name in names]
-    tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
+    tables = [open_table(config, folder, name) for name in names]
     notes = [*folder.notes, *parts.notes(only_validation, folder.title, "*.tar")]
     for table in tables:
         if not len(table):
@@ -368,7 +364,7 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
                 f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
                 "remove the file"
             )
-    storages = [ShardStorage(folder, table, config.DATA.SHUFFLE_BUFFER) for table in tables]
+    storages = [folder.storage(table, config.DATA.SHUFFLE_BUFFER) for table in tables]
     labels = [Labels(table.labels, storage.name) for table, storage in zip(tables, storages, strict=True)]
     facts = {"names": label_names(config)} if kind.has_columns else {"classes": _classes(folder, labels)}
     targets = kind.of_labels(config, [replace(part, **facts) for part in labels])
@@ -380,7 +376,9 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
 
 
 def check_keys(config: Config, is_on_server: bool) -> None:
-    """Raise ConfigError if the values of keys in .json files cannot be read from these tars."""
+    """Raise ConfigError if the values of keys in .json files are needed, but cannot be read from these tars."""
+    if not kind_of(config).has_columns:
+        return
     if is_on_server:
         raise ConfigError("DATA.DATA_PATH: numbers are not read from a server; copy the tars to this machine")
     if label_names(config) == ["*"]:

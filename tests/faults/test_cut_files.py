@@ -152,18 +152,37 @@ def read_cache(folder: Path) -> dict[str, Any]:
 
 
 def pull_tar(folder: Path, version: int) -> None:
-    tar_cache(folder).pull(ShardTar("a.tar", 99, version))
+    from datasets.sources.remote import Pull
+
+    tar_cache(folder).pull(Pull(ShardTar("a.tar", 99, version)))
 
 
 def tar_cache(folder: Path):
     from datasets.sources.remote import TarCache
 
-    return TarCache(folder, SimpleNamespace(copy=lambda name, size, file: file.write(b"x" * size), url_of=str), 999)
+    def read_ranges(name: str, size: int, ranges: np.ndarray) -> list[tuple[int, bytes]]:
+        return [(start, b"x" * (stop - start)) for start, stop in ranges.tolist()]
+
+    return TarCache(folder, SimpleNamespace(read_ranges=read_ranges, url_of=str), 999)
 
 
 def read_tars(folder: Path) -> dict[str, Any]:
     cache, tars = tar_cache(folder), [ShardTar("a.tar", 99, version) for version in (1, 2)]
     return {str(tar): cache.path(tar).read_bytes() for tar in tars if cache.holds(tar)}
+
+
+def pull_range(folder: Path, version: int) -> None:
+    from datasets.sources.remote import Pull
+
+    tar_cache(folder).pull(Pull(ShardTar("a.tar", 99_999, 1), ranges=np.array([[30_000 * version, 40_000 * version]])))
+
+
+def read_range(folder: Path) -> dict[str, Any]:
+    try:
+        tar = tar_cache(folder).open(ShardTar("a.tar", 99_999, 1))
+    except FileNotFoundError:
+        return {}
+    return {str(start): tar.read(start, stop - start) for start, stop in tar.ranges.tolist()}
 
 
 def write_embeddings(folder: Path, version: int) -> None:
@@ -231,6 +250,7 @@ WRITERS = {
     "sweep": Writer(save_sweep, read_saved_sweep),
     "cache": Writer(write_cache, read_cache),
     "tars of a server": Writer(pull_tar, read_tars),
+    "range of a tar of a server": Writer(pull_range, read_range),
     "features": Writer(write_embeddings, contents("x.npz", read=lambda path: np.load(path)["features"].tolist())),
     "table of labels": Writer(write_labels, contents("labels.csv", "labels.json")),
     "batch of an overflow": Writer(

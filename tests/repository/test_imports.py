@@ -22,7 +22,7 @@ PARTS = {
 RARE = tuple(
     """configs.translate.paddlevit_files models.weights.paddle models.lora models.positions models.trace
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.loading.replacements
-    datasets.sources.remote engine.train.budget engine.train.distillation
+    datasets.sources.remote datasets.sources.server engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     engine.export.native_photo configs.rare_checks

@@ -22,7 +22,6 @@ from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
 from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS, convert, to_text
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
-from datasets.sources.remote import ServerFolder
 from datasets.sources.shards import check_keys
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
 from engine.settings import chooses
@@ -407,7 +406,7 @@ OTHER_PAGES = re.compile(
 PROOFS = cases_of("pages-limits")
 NAMES = {  # available to the code in proofs
     **{"FORMATS": FORMATS, "SETTINGS": SETTINGS, "TASKS": TASKS},
-    **{"check_keys": check_keys, "ServerFolder": ServerFolder, "class_tables": class_tables},
+    **{"check_keys": check_keys, "class_tables": class_tables},
     "settings": lambda words: load(words.split(), needs_file=False).config,
 }
 

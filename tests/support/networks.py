@@ -1,14 +1,19 @@
 """Network namespaces that simulate two machines, and the ports on which processes listen."""
 
 import contextlib
+import ctypes
 import ipaddress
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 
 def can_make_networks() -> bool:
@@ -38,6 +43,18 @@ def two_hosts():
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def in_network(name: str, make: Callable[[], T]) -> T:
+    """Return the result of a function that a thread in a network namespace calls, such as an object with sockets."""
+
+    def call() -> T:
+        with open(f"/run/netns/{name}") as namespace:
+            assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0  # only this thread
+        return make()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 needs_networks = pytest.mark.skipif(

@@ -149,9 +149,9 @@ def limit_open_files(step: int) -> None:
 
 def impatient(seconds: float) -> None:
     """Set the number of seconds for which requests to a server are retried."""
-    import datasets.sources.remote
+    import datasets.sources.server
 
-    change(datasets.sources.remote, "PATIENCE", seconds)
+    change(datasets.sources.server, "PATIENCE", seconds)
 
 
 def score(*figures: list) -> None:

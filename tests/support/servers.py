@@ -7,6 +7,7 @@ import html
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,16 +28,21 @@ class HttpFolder(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, root: Path, fault: Callable[[int, str], Fault] = lambda number, path: None, **abilities):
-        """`abilities`: `lists` folders, supports `ranges`, needs a `password` (USER:PASSWORD), lists more `links`."""
+        """`abilities`: `lists` folders, supports `ranges`, needs a `password` (USER:PASSWORD), lists more `links`.
+
+        `address` is the one at which it listens, in the network namespace of the calling thread.
+        """
         self.root, self.fault = root, fault
         self.lists, self.ranges = abilities.get("lists", True), abilities.get("ranges", True)
         self.password: str | None = abilities.get("password")
         self.links: str = abilities.get("links", "")
         self.paths: list[str] = []  # paths of all requests
         self.num_faults = 0
+        self.sent: Counter[tuple[str, str]] = Counter()  # bytes for each client and path
         self._lock, self._is_over = threading.Lock(), threading.Event()
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        address = abilities.get("address", "127.0.0.1")
+        super().__init__((address, 0), _Handler)
+        self.url = f"http://{address}:{self.server_port}"
 
     def __enter__(self) -> "HttpFolder":
         threading.Thread(target=functools.partial(self.serve_forever, poll_interval=0.01), daemon=True).start()
@@ -53,6 +59,10 @@ class HttpFolder(ThreadingHTTPServer):
     def stall(self) -> None:
         """Block until the server ends."""
         self._is_over.wait(DEADLINE)
+
+    def count(self, client: str, path: str, num_bytes: int) -> None:
+        with self._lock:
+            self.sent[client, path] += num_bytes
 
     def next_fault(self, path: str) -> Fault:
         with self._lock:
@@ -80,12 +90,16 @@ class _Handler(BaseHTTPRequestHandler):
             return self._list(file) if self.server.lists else self._answer(403, b"")
         if not file.is_file():
             return self._answer(404, b"")
-        content, status, about = file.read_bytes(), 200, {"ETag": f'"{file.stat().st_mtime_ns}"'}
+        stat, status, first, count = file.stat(), 200, 0, -1
+        about = {"ETag": f'"{stat.st_mtime_ns}"'}
         if self.server.ranges and (span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
-            first, last = int(span[1]), int(span[2] or len(content))
-            if first >= len(content):
+            first, status = int(span[1]), 206
+            count = int(span[2]) + 1 - first if span[2] else -1
+            if first >= stat.st_size:
                 return self._answer(416, b"")
-            content, status = content[first : last + 1], 206
+        with open(file, "rb") as opened:
+            opened.seek(first)
+            content = opened.read(count)
         return self._answer(status, b"" if fault == "empty" else content, about, fault)
 
     do_HEAD = do_GET
@@ -104,7 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        self.wfile.write(body[: len(body) // 2] if fault else body)
+        body = body[: len(body) // 2] if fault else body
+        self.server.count(self.client_address[0], unquote(self.path), len(body))
+        self.wfile.write(body)
         if fault:
             self.wfile.flush()
             self.close_connection = True

@@ -1,26 +1,38 @@
 """Shards on a server: the same images and results as from a local disk, a bounded cache, and faults of the server."""
 
+import io
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from datasets.sources import remote as requests
-from datasets.sources.remote import NUM_PULLERS, Server, ServerFolder, TarCache, parse_address, tars_in_turn
-from datasets.sources.shards import ShardTar
+from datasets import build_eval_data, build_train_data
+from datasets.order import Order, Share
+from datasets.sources import server as requests
+from datasets.sources.remote import NUM_PULLERS, Pull, ServerStorage, TarCache, tars_in_turn
+from datasets.sources.server import Server, parse_address
+from datasets.sources.shards import ShardTar, checksum_of
+from datasets.sources.tar import Tar
+from tests.support.configs import CPU
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
 from tests.support.loading import settings as loader_settings
 from tests.support.loading import taken, train_data
+from tests.support.networks import in_network, needs_networks
+from tests.support.nodes import Node, assert_done
 from tests.support.opened import open_sets
 from tests.support.refusals import flip
 from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder, wait_until
 from tests.support.servers import HttpFolder, s3_folder
+from utils.distributed import Process
 from utils.errors import ConfigError, DataError
 from utils.files import locked
 
@@ -110,7 +122,7 @@ def test_remote_images_match_local_images_across_ranks_and_resume(tmp_path, cach
                 assert found == resumed(tmp_path / "set", rank) and len(found) == 4
             for path in Path(caches).rglob("*.tar"):
                 path.unlink()
-            monkeypatch.setattr(ServerFolder, "will_read", lambda *place: None)  # only forked workers download
+            monkeypatch.setattr(ServerStorage, "will_read", lambda *place: None)  # only forked workers download
 
 
 def test_killed_run_on_a_failing_server_matches_local_run(tmp_path, start):
@@ -135,6 +147,148 @@ def test_two_processes_download_each_tar_only_once(tmp_path, start):
         start(tmp_path / "o", *flags_of(server.url, tmp_path / "caches"), "TRAIN.NUM_EPOCHS=1", processes=2).done()
         asked = [path for path in server.paths if path.endswith(".tar")]
     assert len(asked) == 3 * 10, "each tar's size for both processes, and its content once"
+
+
+# --- several machines ---
+
+
+def make_large_set(root: Path, num_tars: int = 4, count: int = 100) -> int:
+    """Write tars of 10 MB, with noise as images. Return their total size."""
+    rng = np.random.default_rng(0)
+    for tar in range(num_tars):
+        files = {}
+        for number in range(tar * count, (tar + 1) * count):
+            content = io.BytesIO()
+            noise = rng.integers(256, size=(170, 200, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(content, "PNG", compress_level=0)
+            files |= {f"{number:04d}.cls": b"%d" % (number % 3), f"{number:04d}.png": content.getvalue()}
+        write_tar(root / f"train-{tar:06d}.tar", files)
+    write_tar(root / "val-000000.tar", samples(200, 6))
+    load("shards", root)  # writes the indexes
+    return sum(path.stat().st_size for path in root.glob("train-*.tar"))
+
+
+def body_of_tars(server: HttpFolder) -> int:
+    return sum(count for (_, path), count in server.sent.items() if path.startswith("/train-") and path.endswith("tar"))
+
+
+def read_epoch(place: str | Path, caches: str, rank: int, last_step: int = 20, **data) -> list[tuple]:
+    """Return the batches of one of two machines in its first epoch of 20 updates."""
+    shared = {"SHUFFLE_BUFFER": 130, "IMAGE_CHANNELS": 3, "BATCH_SIZE": 10, "NUM_WORKERS": 2}
+    config = loader_settings("shards", place, CACHE_PATH=caches, **shared | data)
+    return taken(train_data(config, rank, world_size=2).windows(0, last_step))
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_two_machines_each_download_half_of_an_epoch(tmp_path, workers):
+    size = make_large_set(tmp_path / "set")
+    for rank in range(2):
+        caches = str(tmp_path / f"caches{rank}")
+        with HttpFolder(tmp_path / "set") as server:
+            wanted = read_epoch(tmp_path / "set", caches, rank)
+            assert read_epoch(server.url, caches, rank, WORKERS=workers) == wanted and len(wanted) == 20
+            assert 0.5 * size < body_of_tars(server) <= 0.55 * size
+            server.sent.clear()
+            assert read_epoch(server.url, caches, rank, WORKERS=workers) == wanted and not body_of_tars(server)
+            read_epoch(server.url, caches, rank, last_step=40)
+            assert 0.2 * size < body_of_tars(server) <= 0.27 * size, "half of the other half"
+
+
+def test_one_machine_downloads_each_tar_in_one_request(tmp_path, monkeypatch):
+    make_large_set(tmp_path / "set")
+    (tmp_path / "set" / "val-000000.tar").unlink()
+    monkeypatch.setattr(ServerStorage, "will_read", lambda *place: None)
+    with HttpFolder(tmp_path / "set") as server:
+        data = {"SHUFFLE_BUFFER": 130, "IMAGE_CHANNELS": 3, "BATCH_SIZE": 10, "NUM_WORKERS": 0, "VAL_FRACTION": 0.01}
+        config = loader_settings("shards", server.url, CACHE_PATH=str(tmp_path / "caches"), **data)
+        train, val = open_sets(config)
+        server.paths.clear()
+        list(build_eval_data(config, val, Process(CPU)))
+        taken(build_train_data(config, train, Process(CPU)).windows(0, 30))
+        assert sorted(server.paths) == [f"/train-00000{number}.tar" for number in range(4)]
+
+
+def test_cache_of_two_machines_stays_within_its_limit(tmp_path):
+    size = make_large_set(tmp_path / "set")
+    with HttpFolder(tmp_path / "set") as server:
+        limits = {"REMOTE_CACHE_GB": 0.3 * size / 1e9, "NUM_WORKERS": 0}
+        assert read_epoch(server.url, str(tmp_path / "caches"), 0, **limits) == read_epoch(tmp_path / "set", "", 0)
+    files = [path.stat() for path in (tmp_path / "caches").rglob("*.tar*")]
+    assert files and sum(512 * each.st_blocks for each in files) <= 0.3 * size
+
+
+def tar_of_two_ranges(root: Path) -> tuple[ShardTar, bytes, np.ndarray]:
+    """Return a tar of 10 MB, its checksum, and two ranges of it."""
+    make_large_set(root, num_tars=1)
+    path = root / "train-000000.tar"
+    tar = ShardTar(path.name, path.stat().st_size, 1)
+    return tar, checksum_of(Tar(path)), np.array([[2_000_000, 3_000_000], [7_000_000, 8_000_000]])
+
+
+def test_ranges_of_a_tar_that_changes_during_the_run_are_not_mixed(tmp_path):
+    tar, checksum, ranges = tar_of_two_ranges(tmp_path / "set")
+    with HttpFolder(tmp_path / "set") as server:
+        cache = TarCache(tmp_path / "tars", Server(server.url, print), limit=1 << 30)
+        cache.pull(Pull(tar, checksum, ranges[:1]))
+        content = bytearray((server.root / tar.name).read_bytes())
+        (server.root / tar.name).write_bytes(content[::-1])
+        with pytest.raises(DataError, match=r"train-000000\.tar.*train\.index"):
+            cache.pull(Pull(tar, checksum, ranges[1:]))
+        assert not cache.files()
+
+
+def test_torn_record_of_a_range_is_ignored_and_replaced(tmp_path):
+    tar, checksum, ranges = tar_of_two_ranges(tmp_path / "set")
+    whole = (tmp_path / "set" / tar.name).read_bytes()
+    with HttpFolder(tmp_path / "set") as server:
+        cache = TarCache(tmp_path / "tars", Server(server.url, print), limit=1 << 30)
+        for number, torn in enumerate((bytes(24), b"\1" * 24, b"\1" * 7)):
+            cache.pull(Pull(tar, checksum, ranges[:1]))
+            with open(cache.part(tar), "ab") as file:
+                file.write(torn)
+            server.sent.clear()
+            assert cache.has(Pull(tar, checksum, ranges[:1])) and not cache.has(Pull(tar, checksum, ranges))
+            cache.pull(Pull(tar, checksum, ranges))
+            assert 1_000_000 <= body_of_tars(server) <= 1_020_000, number
+            opened = cache.open(tar)
+            assert all(opened.read(start, stop - start) == whole[start:stop] for start, stop in ranges.tolist())
+            cache.part(tar).unlink()
+
+
+@pytest.mark.parametrize("fault", [500, "cut", "drop"])
+def test_transient_faults_between_ranges_are_retried(tmp_path, fault):
+    tar, checksum, ranges = tar_of_two_ranges(tmp_path / "set")
+    with HttpFolder(tmp_path / "set", fault=lambda number, path: None if number % 9 else fault) as server:
+        cache = TarCache(tmp_path / "tars", Server(server.url, print), limit=1 << 30)
+        cache.pull(Pull(tar, checksum, ranges))
+        assert cache.has(Pull(tar, checksum, ranges)) and server.num_faults >= 3
+
+
+@needs_networks
+def test_two_machines_of_a_run_each_download_half_and_equal_the_local_run(tmp_path, tiny, two_hosts, start):
+    size = make_large_set(tmp_path / "set")
+    flags = ["-cfg", str(tiny), "-amp", "-output", str(tmp_path / "o"), "-name", "x"]
+    more = ("TRAIN.NUM_EPOCHS=1", "DATA.SHUFFLE_BUFFER=130", "DATA.IMAGE_CHANNELS=3")
+    start(tmp_path / "disk", *flags_of(tmp_path / "set", tmp_path), *more, processes=2).done()
+    with in_network(two_hosts[0][0], lambda: HttpFolder(tmp_path / "set", address="10.77.0.1")) as server:
+        nodes = []
+        for rank, host in enumerate(two_hosts):
+            words = [*flags, *flags_of(server.url, tmp_path / f"caches{rank}"), *more]
+            nodes.append(Node(rank, host, tmp_path, False, words))
+        assert_done(*[node.start() for node in nodes])
+    assert run_hash(tmp_path / "o" / "x") == run_hash(run_folder(tmp_path / "disk"))
+    for client in ("10.77.0.1", "10.77.0.2"):
+        sent = {path: count for (address, path), count in server.sent.items() if address == client}
+        tars = sum(count for path, count in sent.items() if path.startswith("/train-") and path.endswith(".tar"))
+        assert 0.45 * size < tars <= 0.55 * size, sent
+
+
+def test_two_machines_download_whole_tars_from_a_server_without_ranges(tmp_path):
+    size = make_large_set(tmp_path / "set")
+    with HttpFolder(tmp_path / "set", ranges=False) as server:
+        caches = str(tmp_path / "caches")
+        assert read_epoch(server.url, caches, 1) == read_epoch(tmp_path / "set", caches, 1)
+        assert body_of_tars(server) == size and len(held(caches)) == 4
 
 
 # --- the index and the cache ---
@@ -192,14 +346,13 @@ def test_tar_cache_stays_within_limit_and_drops_the_least_recently_used(tmp_path
         opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
         assert not [each for each in opened if caches in each and each.endswith(".tar (deleted)")]
         cache, tars = train.storage.folder.cache, [train.storage.table.tar(number) for number in range(3)]
-        cache.limit = 3 * size
+        cache = replace(cache, limit=3 * size)
         for tar in tars:
-            cache.pull(tar)
+            cache.pull(Pull(tar))
         for path in cache.files():
             os.utime(path, (1, 1))
         cache.use(tars[1])
-        cache.limit = size
-        cache.make_room()
+        replace(cache, limit=size).make_room()
         assert held(caches) == {"train-1.tar"}
 
 
@@ -212,14 +365,15 @@ def test_next_tars_are_prefetched_unless_other_processes_download_them(tmp_path,
         train, _ = remote(server.url, caches, REMOTE_CACHE_GB=6.5 * size / 1e9, SHUFFLE_BUFFER=3)
         (groups, _), cache = tars_in_turn(train, 0, 0), train.storage.folder.cache
         order = [f"train-{group}.tar" for group in groups]
+        share = Share(Order(len(train), 1, 1, 1, False, 0, train.epoch_order), range(1), 1000)
         for path in cache.files():
             path.unlink()
         first = cache.path(train.storage.table.tar(groups[0]))
         with locked(first.with_name(f".{first.name}.part")):
-            train.will_read(0, 0, 0)
+            train.storage.will_read(train, share, 0)
             wait_until(lambda: held(caches) >= {*order[1 : NUM_PULLERS + 1]})
             assert order[0] not in held(caches)
-        train.will_read(0, 0, 70)
+        train.storage.will_read(train, share, 70)
         following = [f"train-{group}.tar" for group in tars_in_turn(train, 0, 1)[0]]
         wait_until(lambda: set(order[7:] + following[:2]) <= held(caches))
         assert len(held(caches)) <= 6
@@ -233,13 +387,13 @@ def cache_of(server: HttpFolder, folder: Path) -> tuple[TarCache, ShardTar]:
 def test_partial_download_of_a_killed_process_is_ignored(root, tmp_path):
     with HttpFolder(root, fault=lambda number, path: "stall" if number == 1 else None) as server:
         cache, tar = cache_of(server, tmp_path)
-        process = multiprocessing.get_context("fork").Process(target=cache.pull, args=(tar,))
+        process = multiprocessing.get_context("fork").Process(target=cache.pull, args=(Pull(tar),))
         process.start()
         wait_until(lambda: server.paths)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         assert cache.files() and not cache.holds(tar)
-        cache.pull(tar)
+        cache.pull(Pull(tar))
         assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes()
         assert [path.name for path in cache.files()] == [cache.path(tar).name]
 
@@ -247,7 +401,7 @@ def test_partial_download_of_a_killed_process_is_ignored(root, tmp_path):
 def test_download_that_ends_while_the_cache_is_listed_still_counts(root, tmp_path, monkeypatch):
     with HttpFolder(root) as server:
         cache, tar = cache_of(server, tmp_path)
-        cache.pull(tar)
+        cache.pull(Pull(tar))
         whole = cache.path(tar)
         part = whole.rename(whole.with_name(f".{whole.name}.part"))
         monkeypatch.setattr(Path, "rglob", lambda folder, pattern: [part.rename(whole) and part])
@@ -261,7 +415,7 @@ def test_full_disk_during_download_names_the_cache_settings(root, tmp_path, monk
             "datasets.sources.remote.sync", lambda file: (_ for _ in ()).throw(OSError(28, "disk full"))
         )
         with pytest.raises(DataError, match=r"DATA\.CACHE_PATH.*DATA\.REMOTE_CACHE_GB"):
-            cache.pull(tar)
+            cache.pull(Pull(tar))
         assert not cache.files()
 
 
@@ -273,7 +427,7 @@ def test_transient_server_faults_are_retried(root, tmp_path, fault, monkeypatch)
     monkeypatch.setattr(requests, "SECONDS_OF_SILENCE", 0.3)  # a stall exceeds it
     with HttpFolder(root, fault=lambda number, path: fault if number < 3 else None) as server:
         cache, tar = cache_of(server, tmp_path)
-        cache.pull(tar)
+        cache.pull(Pull(tar))
         assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes() and server.num_faults == 2
 
 
@@ -283,7 +437,7 @@ def test_lasting_server_fault_names_the_url_and_is_retried_only_if_it_may_end(ro
     with HttpFolder(root, fault=lambda number, path: fault) as server:
         cache, tar = cache_of(server, tmp_path)
         with pytest.raises(DataError, match=f"{server.url}/{tar.name}"):
-            cache.pull(tar)
+            cache.pull(Pull(tar))
         assert (len(server.paths) > 1) is (fault in (503, "empty")) and not cache.files()
 
 
@@ -318,7 +472,7 @@ def test_netrc_password_appears_in_no_run_file(tmp_path, start, monkeypatch):
 def test_credentials_are_removed_from_errors_and_logs_of_requests(tmp_path, monkeypatch):
     secrets, said = ("me:secret@", "X-Amz-Signature=secret", "AKIAIOSFODNN7EXAMPLE"), []
     server = Server("http://127.0.0.1:1/set", said.append)
-    server.patience = 0.2
+    monkeypatch.setattr(requests, "PATIENCE", 0.2)
 
     def fail(*scheme, **options):
         raise OSError(f"https://{secrets[0]}host/a.tar?{secrets[1]}&x=1 for {secrets[2]}")

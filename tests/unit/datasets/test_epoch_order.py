@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Config
 from datasets import build_train_data
 from datasets.image_set import ImageSet
 from datasets.index import IndexBuilder
@@ -27,7 +26,7 @@ def big_set(num_shards: int, per_shard: int, buffer: int):
     builder = IndexBuilder(SAMPLES | TARS)
     add_shards(builder, shards)
     table = ShardTable(builder.finish({}))
-    storage = ShardStorage(ShardFolder(Path(), Config()), table, buffer)
+    storage = ShardStorage(ShardFolder(Path(), "", {}, ()), table, buffer)
     return ImageSet(storage, np.zeros(len(table), np.int32), ["one"])
 
 
@@ -75,8 +74,8 @@ def test_read_position_is_announced_to_shards_before_each_window(tmp_path):
     announced = []
 
     class Announced(ShardStorage):
-        def will_read(self, part, seed, epoch, position):
-            announced.append((seed, epoch, position))
+        def will_read(self, part, share, step):
+            announced.append((share.order.seed, *share.order.place(step)))
 
         def open_file(self, row, pixels):
             seed, epoch, position = announced[-1]

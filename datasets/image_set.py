@@ -19,6 +19,7 @@ from datasets.order import Share, shuffled
 from datasets.pixels import Pixels
 from datasets.pixels.rules import ImageReadError as ImageReadError  # other files import it from here
 from datasets.targets.one_class import OneClass
+from utils.errors import ensure
 
 if TYPE_CHECKING:
     from datasets.index import Index, Texts
@@ -137,7 +138,7 @@ class Table:
     classes: list[str]
     meaning: OneClass = OneClass()
     rows: Rows = None  # the row of each image in the storage
-    # The origin of both parts, in plain values that checkpoints save: the result of own_split in sources/__init__, a
+    # The origin of both parts, in plain values that checkpoints save: the result of own_split in sources/layout.py, a
     # record of a drawn split, or {"training": title} for a set without a validation part.
     split: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
@@ -200,11 +201,12 @@ class Table:
         return self.groups is not None or self.copies is not None
 
     def take(self, indices: np.ndarray) -> Self:
-        """Return a set of only these images, with the same class numbers."""
+        """Return a set of only these images, with the same class numbers. `indices` may be a mask."""
+        rows = np.arange(len(self), dtype=np.uint32) if self.rows is None else self.rows
         return replace(
             self,
             targets=self.targets[indices],
-            rows=indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices],
+            rows=rows[indices],
             folds=None if self.folds is None else self.folds[indices],
             copies=None if self.copies is None else self.copies[indices],
         )
@@ -229,6 +231,13 @@ class ImageSet(Table):
     pixels: Pixels = Pixels(num_channels=3)
     watch: Watch = field(default_factory=Watch)
     read_cached: Callable[[int], np.ndarray] | None = None  # returns the image of a row from a cache (DATA.CACHE)
+
+    def __post_init__(self):
+        count = len(self.storage if self.rows is None else self.rows)
+        ensure(len(self.targets) == count, f"{len(self.targets)} targets of {count} images")
+        for column in (self.targets, self.rows):
+            if column is not None:
+                column.flags.writeable = False
 
     @classmethod
     def of(cls, table: Table, pixels: Pixels) -> "ImageSet":

@@ -21,7 +21,7 @@ from datasets.order import Order, Piece, Share, sample_rng
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
 from datasets.types import Batch, Load
 from utils.distributed import Process
-from utils.errors import DataError
+from utils.errors import DataError, ensure
 from utils.log import shown
 
 
@@ -38,6 +38,7 @@ class Reader:
 
     def __init__(self, image_set: ImageSet, config: Config):
         self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED
+        ensure(image_set.pixels.num_channels == self.data.IMAGE_CHANNELS, "images opened with other settings")
         self.num_classes = config.MODEL.NUM_CLASSES or len(image_set.classes)
 
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
@@ -79,7 +80,7 @@ class TrainReader(Reader):
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transforms, self.boxes = BySize(config, TrainTransform), None
+        self.transforms, self.boxes = BySize(config, lambda sized: TrainTransform(sized, image_set.pixels)), None
         if config.TRAIN.RANDOM_ERASE_PROB:
             from datasets.transforms.erase_and_mix import Boxes
 
@@ -121,7 +122,7 @@ class EvalReader(Reader):
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transform = EvalTransform(config.DATA)
+        self.transform = EvalTransform(config.DATA, image_set.pixels)
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         bad: list[int] = []

@@ -1,1 +1,1 @@
-"""The data sets: a file for each kind. read.py calls them, and layout.py has what they share."""
+"""The data sets: a file for each kind. read_source in opening.py calls them, and layout.py has what they share."""

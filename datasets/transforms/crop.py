@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config, Data
+from datasets.pixels import Pixels
 from datasets.pixels.kinds import pixels_of
 from datasets.pixels.rules import ImageReadError
 
@@ -37,14 +38,15 @@ NUM_TRIES = 10  # attempts to draw a crop that fits into the image, as in torchv
 class TrainTransform:
     """A random crop, resize, flip and augmentation. All random numbers come from the caller's generator."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, pixels: Pixels | None = None):
+        """`pixels`: of the images; None: those of the settings."""
         self.data, self.augment = config.DATA, None
         self.cut = self.resized_crop
         if self.data.TRAIN_CROP == "simple":
             from datasets.transforms.simple_crop import crop_of_resized
 
             self.cut = functools.partial(crop_of_resized, self)
-        pixels = pixels_of(self.data)
+        pixels = pixels or pixels_of(self.data)
         self.resize = pixels.resize()
         if config.TRAIN.augments:
             self.augment = pixels.augmentation(config)
@@ -75,13 +77,14 @@ class TrainTransform:
 class EvalTransform:
     """A resize to IMAGE_SIZE / CROP_PCT and a centre crop (CROP_MODE). Its pixels equal torchvision's and timm's."""
 
-    def __init__(self, data: Data):
+    def __init__(self, data: Data, pixels: Pixels | None = None):
+        """`pixels`: of the images; None: those of the settings."""
         self.side, self.mode = data.IMAGE_SIZE, data.CROP_MODE
         self.resized_side = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
         self.interpolation, self.max_pixels = data.INTERPOLATION, data.MAX_PIXELS
         # The padding around a resized image that is smaller than the crop is black, or the mean in timm's border mode.
         mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
-        pixels = pixels_of(data)
+        pixels = pixels or pixels_of(data)
         self.padding, self.resize = torch.tensor(pixels.levels(mean)), pixels.resize()
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:

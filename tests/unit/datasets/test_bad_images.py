@@ -25,8 +25,11 @@ ALONE = Process(CPU)
 class Numbered(Storage):
     """Images, some of them unreadable. It counts the attempts to read."""
 
-    def __init__(self, bad: set[int]):
-        self.bad, self.attempts = bad, Counter()
+    def __init__(self, count: int, bad: set[int]):
+        self.count, self.bad, self.attempts = count, bad, Counter()
+
+    def __len__(self) -> int:
+        return self.count
 
     def name(self, row: int) -> str:
         return f"image {row}"
@@ -49,7 +52,8 @@ def test_bad_image_limit_allows_a_few_images_but_never_every_image():
     + [(5000, 0.13, 0.1, False), (5000, 0.3, 0.1, True)],  # a sample may exceed the share by chance, but not twofold
 )
 def test_bad_image_check_reads_at_most_128_images(count, share, allowed, ends):
-    numbered = Numbered(set(np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()))
+    bad = np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()
+    numbered = Numbered(count, {*bad})
     image_set = ImageSet(numbered, np.zeros(count), ["one"])
     bad_images = BadImages(image_set, allowed, lambda line: None)
     if ends:

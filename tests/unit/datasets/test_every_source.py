@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from datasets import ImageSet, index
 from datasets.fingerprint import data_facts
 from datasets.pixels.rules import ImageReadError
 from datasets.split import DRAWN, write_split
-from tests.support.configs import replaced
 from tests.support.image_sets import keys_of, settings
 from tests.support.opened import open_sets
 from tests.support.refusals import refused
@@ -32,8 +32,7 @@ class Source:
         dataset = self.name.replace("NAME", "OxfordIIITPet")
         data = {"SYNTHETIC_SIZE": COUNT, "VAL_FRACTION": 0.3, "SHUFFLE_BUFFER": 3} | data
         config = settings(dataset, self.root, evaluate, **data)
-        objective = "features" if self.name == "images" else "classes"
-        return open_sets(replaced(config, TRAIN={"OBJECTIVE": objective}))
+        return open_sets(config)
 
 
 @pytest.fixture(params=SOURCES)
@@ -68,6 +67,26 @@ def facts(image_set: ImageSet, index: int) -> tuple:
 
 def all_facts(image_set: ImageSet) -> list[tuple]:
     return [facts(image_set, index) for index in range(len(image_set))]
+
+
+def test_finished_images_cannot_be_changed(source):
+    train, val = source.load()
+    for part in (train, val):
+        with pytest.raises(FrozenInstanceError):
+            part.targets = part.targets.copy()
+        with pytest.raises(ValueError, match="read-only"):
+            part.targets[0] = 0
+        with refused(AssertionError, f"{len(part) - 1} targets of {len(part)} images"):
+            replace(part, targets=part.targets[1:])
+
+
+def test_images_are_taken_by_index_or_mask(source):
+    for part in source.load():
+        mask = np.arange(len(part)) % 2 == 1
+        by_index, by_mask = part.take(np.flatnonzero(mask)), part.take(mask)
+        assert all_facts(by_index) == all_facts(by_mask)
+        # Some names have the position in the part.
+        assert [fact[2:] for fact in all_facts(by_mask)] == [fact[2:] for fact in all_facts(part)[1::2]]
 
 
 def test_labels_are_numbers_of_distinct_classes(source):

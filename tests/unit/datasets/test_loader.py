@@ -28,7 +28,7 @@ from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, settings, taken, train_data
 from tests.support.opened import open_sets
 from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits
-from tests.support.refusals import assert_names
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import alive, wait_until
 from utils.distributed import Process
 from utils.errors import DataError
@@ -121,6 +121,14 @@ def test_unreadable_image_is_replaced_preferably_from_its_class(folder):
         assert red == index or index in UNREADABLE
         assert target == index // 9 or index >= 18
     assert len(shown) == 21
+
+
+def test_images_are_read_only_with_the_channels_they_were_opened_with(folder):
+    config = folder_settings(folder)
+    _, val = open_sets(config)
+    grey = replaced(config, DATA={"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": (0.5,), "IMAGENET_STD": (0.5,)})
+    with refused(AssertionError, "other settings"):
+        build_eval_data(grey, val, Process(CPU))
 
 
 def test_evaluation_skips_and_reports_unreadable_images(folder):

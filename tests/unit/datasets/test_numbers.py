@@ -195,7 +195,8 @@ def test_repeated_numbers_count_as_often_as_they_occur(targets, values):
     """An image's target is the row of a table that has each text once."""
     values[4] = NAN
     of_images = [values[target] for target in targets if target != 4]
-    train = replace(images_with(np.array(values)), targets=np.array(targets))
+    rows = np.zeros(len(targets), np.uint32)
+    train = replace(images_with(np.array(values)), targets=np.array(targets), rows=rows)
     if len({*of_images}) < 2:
         with refused(DataError, "DATA.DATA_PATH", "number 0", "DATA.COLUMNS"):
             mean_and_deviation(number_settings("a.csv"), train)

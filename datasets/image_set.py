@@ -35,7 +35,7 @@ class Storage:
     Each source has a storage. Methods with a `row` are thread-safe.
     """
 
-    in_memory = False
+    in_memory = False  # published images in memory, among which nobody looks for copies
     is_encoded = False  # the images are files, which pixels can look into
     names_are_numbers = False  # the name of an image contains only its number
     counts_in_part = False  # this number is counted in the image's part

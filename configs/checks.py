@@ -82,7 +82,7 @@ def check_task(c: Config, origins: Origins, refuse: Refuse) -> None:
         from configs.rare_checks import check_labels
 
         check_labels(c, refuse)
-    elif c.task_name == "numbers":
+    elif not c.task.has_classes:
         from configs.rare_checks import check_numbers
 
         check_numbers(c, is_typed("TRAIN.SMOOTHING", origins), refuse)

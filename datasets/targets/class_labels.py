@@ -238,14 +238,14 @@ def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
 
 def _from_arrow(raw: RawLabels, column: Any) -> Values:
     """Return class names or class numbers. Raise DataError if a label is missing or not the number of a class."""
-    import pyarrow
-    import pyarrow.compute as compute
-
     if column.null_count:
         row = raw.where(column.is_null().index(True).as_py())
         raise DataError(f"{row}: {raw.names[0]} is missing; remove the row, or give it a label")
     kind = _value_type(column.type)
     if is_text(kind):
+        import pyarrow
+        import pyarrow.compute as compute  # takes 0.1 s
+
         texts = column.cast(pyarrow.string())
         distinct_texts = texts.unique()
         numbers = compute.index_in(texts, value_set=distinct_texts)

@@ -36,6 +36,7 @@ SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # other markers that 
 # scans x pixels stay below MOST_OF_SCANS.
 MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10
 MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # the end of the image, and markers that are followed by a length
+MARKERS = {bytes((0xFF, number)) for number in range(256) if MARKER.match(bytes((0xFF, number)))}
 # Limits on the reads and pieces of a file. Pillow's parsers take microseconds per read, and copy the rest of the file
 # for each piece of EXIF data or comment.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
@@ -250,10 +251,16 @@ def _jpeg_exif(data: bytes) -> Image.Exif:
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield marker, start and end of a JPEG's segments, up to the segment of the first scan."""
     marker, end = 0, 2
-    # Like Pillow and libjpeg, skip fill bytes (0xFF) and other bytes between two segments.
-    while marker != START_OF_SCAN and (match := MARKER.search(data, end)):
-        marker, start = data[match.end() - 1], match.end() + 2
-        end = match.end() + int.from_bytes(data[match.end() : start], "big")
+    while marker != START_OF_SCAN:
+        length = end + 2  # the place of the length, after the marker
+        if data[end:length] not in MARKERS:
+            # Like Pillow and libjpeg, skip fill bytes (0xFF) and other bytes between two segments.
+            match = MARKER.search(data, end)
+            if match is None:
+                return
+            length = match.end()
+        marker, start = data[length - 1], length + 2
+        end = length + int.from_bytes(data[length:start], "big")
         yield marker, start, end
 
 

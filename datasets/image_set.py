@@ -228,7 +228,7 @@ class Table:
 class ImageSet(Table):
     """The finished images of a part, which can be read."""
 
-    pixels: Pixels = Pixels(num_channels=3)
+    pixels: Pixels = field(kw_only=True)
     watch: Watch = field(default_factory=Watch)
     read_cached: Callable[[int], np.ndarray] | None = None  # returns the image of a row from a cache (DATA.CACHE)
 

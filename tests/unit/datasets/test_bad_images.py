@@ -54,7 +54,7 @@ def test_bad_image_limit_allows_a_few_images_but_never_every_image():
 def test_bad_image_check_reads_at_most_128_images(count, share, allowed, ends):
     bad = np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()
     numbered = Numbered(count, {*bad})
-    image_set = ImageSet(numbered, np.zeros(count), ["one"])
+    image_set = ImageSet(numbered, np.zeros(count), ["one"], pixels=Pixels(3))
     bad_images = BadImages(image_set, allowed, lambda line: None)
     if ends:
         with refused(DataError, "DATA.MAX_BAD_FRACTION", f"of {min(count, 128)} images"):

@@ -10,6 +10,7 @@ from datasets import build_train_data
 from datasets.image_set import ImageSet
 from datasets.index import IndexBuilder
 from datasets.order import grouped_shuffled, nearby_shuffled
+from datasets.pixels import Pixels
 from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardStorage, ShardTable, ShardTar, add_shards
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings, targets_only
@@ -27,7 +28,7 @@ def big_set(num_shards: int, per_shard: int, buffer: int):
     add_shards(builder, shards)
     table = ShardTable(builder.finish({}))
     storage = ShardStorage(ShardFolder(Path(), "", {}, ()), table, buffer)
-    return ImageSet(storage, np.zeros(len(table), np.int32), ["one"])
+    return ImageSet(storage, np.zeros(len(table), np.int32), ["one"], pixels=Pixels(3))
 
 
 def draws_of(count: int, *seeds: int) -> np.ndarray:

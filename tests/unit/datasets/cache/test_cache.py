@@ -19,6 +19,7 @@ from datasets import build_train_data
 from datasets.cache import CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache
 from datasets.image_set import ImageSet
 from datasets.index import IndexBuilder
+from datasets.pixels import Pixels
 from datasets.pixels.rules import ImageReadError
 from datasets.sources.torchvision_sets import TorchvisionStorage
 from tests.support.cases import cases_of, names_of
@@ -165,7 +166,7 @@ def test_cache_is_reused_only_if_pixels_would_be_identical(photos):
 
 def test_image_sets_in_memory_or_of_unknown_kind_are_not_cached(tmp_path):
     messages, config = Messages(), settings("digits", CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
-    unknown = ImageSet(TorchvisionStorage([], "x"), np.zeros(0), ["a"])
+    unknown = ImageSet(TorchvisionStorage([], "x"), np.zeros(0), ["a"], pixels=Pixels(3))
     sets = open_sets(config)[0], unknown
     assert cache_image_sets(config, sets, messages.progress) == sets
     assert len(messages.lines) == 2 and not messages.warnings

@@ -42,7 +42,7 @@ SENTENCE = (
 
 @dataclass(frozen=True)
 class NativePixels(Pixels):
-    """The pixels of a run, uint8, uint16 or float32 [H, W, channels]. In batches they are float32, from 0 to 1."""
+    """The pixels of a run, uint8, uint16 or float32 [H, W, channels]. In batches they are float32, about 0 to 1."""
 
     kind: str = "native"  # DATA.PIXELS; native: not yet known
     rgb: tuple[int, ...] = ()

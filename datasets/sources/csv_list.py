@@ -5,6 +5,7 @@ import csv
 import itertools
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,11 +84,10 @@ def read_csv_file(file: Path, columns: Columns) -> Iterator[Rows]:
     """Yield these columns of all rows of a file."""
     kind, num_labels = kind_of(columns.config), len(columns.of_labels)
     with _opened(file, columns.names) as (header, rows):
-        twice = next((name for name in columns.names if header.count(name) > 1), None)
+        counts = Counter(header)
+        twice = next((name for name in columns.names if counts[name] > 1), None)
         if twice and kind.has_columns:
-            raise DataError(
-                f"{file}: the header has the column {twice} {header.count(twice)} times; rename or remove one"
-            )
+            raise DataError(f"{file}: the header has the column {twice} {counts[twice]} times; rename or remove one")
         places = find_columns(columns.names, header)
         while True:
             (paths, *others), lines = _read_values(file, rows, places, len(header))

@@ -178,19 +178,29 @@ class Server:
 
     def _options(self) -> dict:
         """Return the options of fsspec's file system. This class retries instead of the libraries."""
-        package = self.package
-        with needing(package, f"DATA.DATA_PATH: {self.url}"):
-            __import__(package)
-        if package == "s3fs":
-            limits = {"connect_timeout": SECONDS_TO_CONNECT, "read_timeout": SECONDS_OF_SILENCE}
-            return {"config_kwargs": limits | {"retries": {"total_max_attempts": 1}}, "use_listings_cache": False}
-        if package != "aiohttp":
-            return {"use_listings_cache": False}
-        import aiohttp
+        with needing(self.package, f"DATA.DATA_PATH: {self.url}"):
+            match self.package:
+                case "s3fs":
+                    import s3fs  # noqa: F401
 
-        seconds = {"total": SECONDS_PER_REQUEST, "sock_connect": SECONDS_TO_CONNECT, "sock_read": SECONDS_OF_SILENCE}
-        session = {"timeout": aiohttp.ClientTimeout(**seconds), "headers": {"Accept-Encoding": "identity"}}
-        return {"client_kwargs": session | {"trust_env": True}, "simple_links": False}
+                    limits = {"connect_timeout": SECONDS_TO_CONNECT, "read_timeout": SECONDS_OF_SILENCE}
+                    once = {"retries": {"total_max_attempts": 1}}
+                    return {"config_kwargs": limits | once, "use_listings_cache": False}
+                case "gcsfs":
+                    import gcsfs  # noqa: F401
+
+                    return {"use_listings_cache": False}
+                case "huggingface_hub":
+                    import huggingface_hub  # noqa: F401
+
+                    return {"use_listings_cache": False}
+            import aiohttp
+
+            timeout = aiohttp.ClientTimeout(
+                total=SECONDS_PER_REQUEST, sock_connect=SECONDS_TO_CONNECT, sock_read=SECONDS_OF_SILENCE
+            )
+            session = {"timeout": timeout, "headers": {"Accept-Encoding": "identity"}, "trust_env": True}
+            return {"client_kwargs": session, "simple_links": False}
 
 
 def _status_of(error: Exception) -> int | None:

@@ -65,7 +65,7 @@ def _numbers_in(classes: Sequence[str], part: Table) -> list[int]:
 
 def _number_by_list(config: Config, parts: list[Table], only_validation: bool) -> Numbered:
     """Number the classes in the order of DATA.CLASSES."""
-    # No name may repeat, because the classes of the data are matched by name.
+    # Each name must be unique, because classes are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     problem = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
     _refuse_other_classes(parts, classes, problem, "add them to the file", may_lack=True)

@@ -28,7 +28,7 @@ def nearest(points: np.ndarray, limits: np.ndarray, count: int, title: str) -> P
     """
     if not len(points):
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)
-    # Of more than `count` equal points, only the first ones are neighbours, of all these points and of others.
+    # If more than `count` points are equal, only the first `count` of them can be neighbours of any point.
     _, places, sizes = np.unique(points, axis=0, return_inverse=True, return_counts=True)
     order = np.argsort(places.ravel(), kind="stable")
     starts = np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -208,7 +208,7 @@ def _check_num_classes(config: Config, table: Table) -> None:
 # --- the sources ---
 
 
-# One plain case for each data set.
+# The function is long, but it only has a case for each data set.
 def read_source(  # noqa: C901
     config: Config, only_validation: bool, say: Callable[[str], None]
 ) -> tuple[Table | None, Table | None]:

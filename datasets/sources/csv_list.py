@@ -17,7 +17,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.image_set import Table
 from datasets.sources.layout import choose_parts, data_root, expected_layout
-from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_tables
+from datasets.sources.listing import ROWS_AT_ONCE, ListRows, Lists, open_list, to_tables
 from datasets.targets.kinds import kind_of
 from datasets.targets.labels import RawLabels
 from utils.errors import DataError
@@ -80,7 +80,7 @@ class Columns:
         return [self.path, *self.of_labels, *([self.group] if self.group else [])]
 
 
-def read_csv_file(file: Path, columns: Columns) -> Iterator[Rows]:
+def read_csv_file(file: Path, columns: Columns) -> Iterator[ListRows]:
     """Yield these columns of all rows of a file."""
     kind, num_labels = kind_of(columns.config), len(columns.of_labels)
     with _opened(file, columns.names) as (header, rows):
@@ -99,7 +99,7 @@ def read_csv_file(file: Path, columns: Columns) -> Iterator[Rows]:
                     line = lines[values.index("")]
                     raise DataError(f"{file}, line {line}: {name} is missing; fill it in or remove the row")
             raw = RawLabels(file, columns.of_labels, labels, lines, separator=rows.dialect.delimiter)
-            yield Rows(paths, kind.parse(columns.config, raw), np.array(lines), groups)
+            yield ListRows(paths, kind.parse(columns.config, raw), np.array(lines), groups)
 
 
 def _read_values(file: Path, rows: Any, places: list[int], width: int) -> tuple[list[list[str]], array]:

@@ -20,8 +20,8 @@ TRAIN_NAMES, TEST_NAME = ("train", "training"), "test"
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
 
 
-class Parts(NamedTuple):
-    """The folder or file names of a data set's training and validation parts, and of the parts that are not read."""
+class PartNames(NamedTuple):
+    """The names of the folders or files with training and validation images, and the names that are not read."""
 
     train: str | None
     val: str | None
@@ -46,14 +46,14 @@ class Parts(NamedTuple):
         return tuple(notes)
 
 
-def choose_parts(names: Iterable[str]) -> Parts:
+def choose_parts(names: Iterable[str]) -> PartNames:
     """Return the training and the validation part among these names."""
     names = sorted(names)
     train, val = (
         next((name for usual in part for name in names if name.lower() == usual), None)
         for part in (TRAIN_NAMES, VAL_NAMES)
     )
-    return Parts(train, val, [name for name in names if name not in (train, val)])
+    return PartNames(train, val, [name for name in names if name not in (train, val)])
 
 
 def own_split(training: object, validation: object) -> dict:

@@ -40,7 +40,7 @@ NUM_CHECKED = 10  # files of each list that are looked up at the start; looking 
 NUM_NAMED = 10  # repeated or shared paths that the log names
 
 
-class Rows(NamedTuple):
+class ListRows(NamedTuple):
     """Some lines of a list in their order: path as written, label, line number, value of DATA.GROUP_BY."""
 
     paths: list[str]
@@ -54,9 +54,9 @@ class Lists:
     """List files of one kind. If there are two, the first is for training."""
 
     files: list[Path]
-    read: Callable[[Path], Iterator[Rows]]  # yields the rows of a file
-    kind: type[OneLabel]  # of targets
-    label_names: Sequence[str] = ()  # of the columns of labels
+    read: Callable[[Path], Iterator[ListRows]]  # yields the rows of a file
+    kind: type[OneLabel]  # the kind of targets
+    label_names: Sequence[str] = ()  # the names of the label columns
     labels_are: str = ""  # "numbers" if labels must be class numbers
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
@@ -238,7 +238,7 @@ def read_imagenet(config: Config, only_validation: bool) -> tuple[Table | None, 
     return tables[0], tables[-1]
 
 
-def read_list_file(file: Path) -> Iterator[Rows]:
+def read_list_file(file: Path) -> Iterator[ListRows]:
     """Yield lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
     with open_list(file) as lines:
         for start in itertools.count(1, ROWS_AT_ONCE):
@@ -255,4 +255,4 @@ def read_list_file(file: Path) -> Iterator[Rows]:
                 raise DataError(
                     f"{file}, line {numbers[place]}: {line!r} has no label; each line must be 'relative/path label'"
                 )
-            yield Rows(parts[0::2], parts[1::2], numbers, [])
+            yield ListRows(parts[0::2], parts[1::2], numbers, [])

@@ -31,7 +31,15 @@ from datasets.index import (
 from datasets.pixels import Pixels
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedStorage
-from datasets.sources.layout import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
+from datasets.sources.layout import (
+    TRAIN_NAMES,
+    VAL_NAMES,
+    PartNames,
+    choose_parts,
+    data_root,
+    expected_layout,
+    own_split,
+)
 from datasets.targets.class_labels import OneLabel
 from datasets.targets.kinds import kind_of
 from datasets.targets.labels import (
@@ -86,7 +94,7 @@ def read_parquet(config: Config, only_validation: bool) -> tuple[Table | None, T
     files = {"train": [root]} if root.is_file() else find_files(root)
     parts = choose_parts(files)
     if not parts.train and len(files) == 1:  # a single part of any name: some of its images are held out
-        parts = Parts(next(iter(files)), None, [])
+        parts = PartNames(next(iter(files)), None, [])
     train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
     if not parts.suffice(only_validation):
         raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")

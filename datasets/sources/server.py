@@ -152,7 +152,7 @@ class Server:
         start, wait = time.monotonic(), FIRST_WAIT
         while True:
             try:
-                return task(fsspec.filesystem(self.scheme, **options))  # one per process, even after a fork
+                return task(fsspec.filesystem(self.scheme, **options))  # each process has its own, even after a fork
             except Exception as error:
                 reason = self._raise_if_final(url, error)
             spent = time.monotonic() - start

@@ -11,7 +11,7 @@ from utils.text import counted, warning
 
 NEAR = 0.1  # relative difference of the held-out share from DATA.VAL_FRACTION; a larger one is named
 NUM_TRIED = 32  # divisions that are nearest to the fraction by the hashes alone; classes can move groups
-LARGEST, MOST_DIGITS = 0.9, 6  # of a DATA.VAL_FRACTION that is named
+LARGEST, MOST_DIGITS = 0.9, 6  # limits of a DATA.VAL_FRACTION that the log suggests
 
 
 def find_copies(table: Table, pixels: Pixels, saved: SavedData | None, most: int) -> np.ndarray | None:
@@ -98,7 +98,8 @@ def describe_share(table: Table, record: dict, hashes: np.ndarray, held_out: np.
     groups = counted(len(np.unique(hashes[held_out])), "whole group")
     note = f"DATA.VAL_FRACTION {fraction:g} holds out {share:.1%} of the images, {groups} of {record['group_by']}"
     ordered, sizes = np.unique(hashes, return_counts=True)
-    shares = np.append(0, sizes.cumsum()[:-1]) / len(hashes)  # of no group, of the group with the lowest hash, ...
+    # The share of the images in no group, in the group with the lowest hash, in the two with the lowest hashes, ...
+    shares = np.append(0, sizes.cumsum()[:-1]) / len(hashes)
     # A fraction between two of these bounds holds out such a share.
     bounds = [0.0, *np.minimum(ordered / 2**64, LARGEST).tolist()]
     tried = [(abs(share - fraction), share, fraction)]

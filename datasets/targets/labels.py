@@ -43,7 +43,7 @@ class RawSamples:
     images: Mapping[str, Member]  # the image of each sample, by the sample's name
     files: Mapping[str, Mapping[str, Member]]  # for each of LABEL_ENDINGS, the file of each sample with this ending
     endings: Sequence[str]  # of images
-    names: Sequence[str]  # of the keys of labels in .json files
+    names: Sequence[str]  # the keys of the labels in .json files
 
 
 class EncodedTexts(NamedTuple):
@@ -118,7 +118,7 @@ class LabelWriter:
         self._builder.add(f"{self._part}.label", numbers)
 
     def rows(self) -> np.ndarray:
-        """Return the labels so far as integers [N, columns], of which all NaN are equal."""
+        """Return the labels so far as integers [N, columns], so that one NaN equals another."""
         column = self._builder.column(f"{self._part}.label")
         return column.view(f"<i{column.itemsize}").reshape(-1, self._width)
 

@@ -19,9 +19,10 @@ NUM_SMALLEST = 3  # the number of smallest classes that the log names
 class OneClass:
     """What the target numbers of an image set mean: here, the number of the class of each image."""
 
-    # What the source says about classes: their names in the order of their numbers, or labels that are names or numbers
+    # What the source knows of the classes: the list of their names by number, or only labels, names or numbers
     labels_are: Literal["listed", "names", "numbers"] = field(default="listed", kw_only=True)
-    folders: Sequence[str] = field(default=(), kw_only=True)  # of labels that are numbers: each class's only folder
+    # If labels are numbers, and the images of each class have a folder of their own: the names of these folders
+    folders: Sequence[str] = field(default=(), kw_only=True)
 
     part_noun: ClassVar[str] = "class"  # the parts of the data from which a split takes an equal share
     part_nouns: ClassVar[str] = "classes"

@@ -1,4 +1,4 @@
-"""A model to export with its preprocessing, and the photos on which its graph must give the model's results."""
+"""A model that is exported with its preprocessing, and the comparison of its graph with the model on photos."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""How images differ from those of a run, in words."""
+"""The description of how images differ from those of a run."""
 
 import pytest
 

@@ -2,13 +2,16 @@
 
 import functools
 import random
+import shutil
 import signal
 
 import pytest
+import torch
 
 from configs.load import load
 from engine.checkpoint.find import read_checkpoint
-from tests.support.run_hash import NOT_REPEATABLE, run_hash
+from models.weights.torch_files import read_torch
+from tests.support.run_hash import NOT_REPEATABLE, results, run_hash
 from tests.support.run_table import OF_TRAINING, ROWS, WAYS, words_of, write_data
 from tests.support.runs import epochs_of, typed
 
@@ -108,6 +111,31 @@ def test_every_setting_of_the_table_takes_effect(start):
         assert len({*keys}) == len(keys), f"{row} has a setting twice"
         notes = load(["-cfg", str(start.root / "base.yaml"), *words[2:]]).notes
         assert not [note for note in notes if note.split()[1] in keys], row
+
+
+@pytest.mark.slow
+def test_run_hash_depends_on_every_part_of_a_run(trained, tmp_path):
+    folder = shutil.copytree(trained("ema", "straight"), tmp_path / "run")
+    values = results(folder)
+    assert {name.split("/")[0] for name in values} == {
+        *("weights", "averages", "moments", "groups", "scaler", "counters", "best", "metrics.csv", "steps.csv")
+    }
+    expected, state = run_hash(folder), read_torch(folder / "last.pth")
+    changed = {
+        "weights": {"state_dict": {name: weight + 1e-6 for name, weight in state["state_dict"].items()}},
+        "averages": {"state_dict_ema": {name: weight + 1e-6 for name, weight in state["state_dict_ema"].items()}},
+        "step": {"step": state["step"] + 1},
+        "moments": {"optimizer": {**state["optimizer"], "state": {}}},
+        "scaler": {"amp_scaler": {**state["amp_scaler"], "scale": 2.0}},
+    }
+    for part, change in changed.items():
+        torch.save(state | change, folder / "last.pth")
+        assert run_hash(folder) != expected, part
+    torch.save(dict(reversed(state.items())), folder / "last.pth")
+    assert run_hash(folder) == expected, "the order in a file is no result"
+    metrics = (folder / "metrics.csv").read_text()
+    (folder / "metrics.csv").write_text(metrics.replace("0,", "1,", 1))
+    assert run_hash(folder) != expected
 
 
 def as_parameters(row, way):

@@ -21,9 +21,12 @@ from datasets import (
 from datasets.opening import PartsToRead
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import Inputs, Plan, StepPlan, TrainPlan
-from engine.precision import Clipping, ComputingModel, set_matmul
+from engine.precision import Precision, set_matmul
 from engine.session import Session
 from engine.tasks import find_task
+from engine.train.clipping import Clipping
+from engine.train.clock import Clock
+from engine.train.computing import ComputingModel
 from engine.train.counters import Counters
 from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer
@@ -109,7 +112,7 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
     parallel.place(model, *([ema.model] if ema else []))
     if ema:
         ema.follow(model, parallel)
-    computing = ComputingModel(model, precision.half if precision.is_naive else None)
+    computing = computing_model(model, precision)
     compute_model = computing.model.train()
     if config.COMPILE:
         from models.compilation import compile_model
@@ -152,4 +155,23 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
         prepare=prepare,
         ema=ema,
         counters=Counters(process.device, has_classes=config.task.has_classes),
+        clock=make_clock(config, process),
     )
+
+
+def computing_model(model: nn.Module, precision: Precision) -> ComputingModel:
+    """Return the model that computes the updates of a trained model."""
+    if not precision.is_naive:
+        return ComputingModel(model)
+    from engine.half_copy import HalfCopy
+
+    return HalfCopy(model, precision.half)
+
+
+def make_clock(config: Config, process: Process) -> Clock:
+    """Return the clock of the updates. With -profile it also names their phases in the trace."""
+    if not (config.START.PROFILE and process.is_first):
+        return Clock.on(process.device)
+    from torch.profiler import record_function
+
+    return Clock.on(process.device, record_function)

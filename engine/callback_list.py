@@ -12,7 +12,6 @@ from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.record.console import Console
 from engine.record.metrics import Recorder
-from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast, RunTimes
@@ -54,7 +53,6 @@ def choose_callbacks(
         callbacks.append(callback)
         return callback
 
-    timing = add(Timing.on(process.device))
     started = plan.inputs.loaded.started
     times = RunTimes.of(config, plan.order, plan.num_evaluated, lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
@@ -71,10 +69,10 @@ def choose_callbacks(
         from engine.train.profiler import Profiler
 
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
-    add(Console(config, log, timing, forecast))
+    add(Console(config, log, forecast))
     if process.is_first:
         # Callbacks are closed in this order. The recorder follows the report's callbacks, so it draws the curves last.
-        add(Recorder(session.path, log, timing, trainer, trackers, report.curves.draw))
+        add(Recorder(session.path, log, trainer, trackers, report.curves.draw))
         if not plan.train_set.storage.in_memory:
             from engine.record.advice import DataWaitAdvice
 

@@ -1,24 +1,13 @@
-"""Mixed precision: the data type of computations, the loss scale, skipped updates, and clipping of gradients.
-
-All precisions share one code path. A GradScaler checks every gradient. In float16 it adapts its scale. In bfloat16 and
-float32 the scale is 1, and the GradScaler only skips non-finite updates.
-"""
-
-import copy
-from collections.abc import Iterable, Sequence
+"""Mixed precision: the data type of computations. All precisions share one code path."""
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
-from configs.schema import Config, Train
-from configs.schema import Precision as PrecisionSettings
-from engine.parallel import Parallel
-from models.parts import has_running_statistics, starts_with_convolution
+from configs.schema import Config
+from engine.train.loss_scale import LossScaler
+from models.parts import starts_with_convolution
 from utils.errors import ConfigError
 from utils.host import half_speedup
-from utils.torch_internals import foreach_copy_, found_inf, scale_and_growth, set_found_inf
 
 
 def choose_half(
@@ -41,6 +30,15 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def scaler_class(device: torch.device) -> type[LossScaler]:
+    """Return the class of the loss scale. On CPUs, torch's functions unscale and clip, as in earlier runs."""
+    if device.type == "cpu":
+        return LossScaler
+    from engine.train.fused_loss_scale import FusedLossScaler
+
+    return FusedLossScaler
+
+
 WORTHWHILE = 1.3  # the speedup over float32 from which -amp is recommended
 
 
@@ -50,16 +48,15 @@ class Precision:
     def __init__(self, config: Config, device: torch.device):
         settings = config.PRECISION
         self.device, self._config = device, config
-        self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
+        self.is_naive = config.AMP and settings.MODE == "naive"
+        self.is_float8 = config.AMP and settings.MODE == "float8"
         self.half, self.reason = choose_half(config.AMP, settings.DTYPE, device, has_bfloat16(device))
         if self.is_float8:
             from models.transforms.float8 import check_float8
 
             check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
-        # On CPUs, torch's own functions unscale and clip, so that results stay equal to earlier runs.
-        scaler = LossScaler if device.type == "cpu" else FusedLossScaler
-        self.scaler = scaler(device.type, settings, needed=self.half is torch.float16)
+        self.scaler = scaler_class(device)(device.type, settings, needed=self.half is torch.float16)
         check_matmul(settings.MATMUL, device)
 
     @property
@@ -97,6 +94,8 @@ class Precision:
         """
         if not self.is_naive:
             return model
+        from engine.half_copy import half_copy
+
         copied = half_copy(model, self.half)
         if in_training and self._config.COMPILE and not self._config.START.EVAL:
             from models.compilation import compile_model
@@ -122,44 +121,6 @@ class Precision:
         """Load the loss scale, unless the half type has changed. A new type starts with its own scale."""
         if state["dtype"] == str(self.half):
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
-
-
-class ComputingModel:
-    """The trained model itself, or in naive mode a half-precision copy, which computes the forward and backward passes.
-
-    The optimizer updates the trained model's float32 weights with the gradients of the copy.
-    """
-
-    def __init__(self, model: nn.Module, half: torch.dtype | None = None):
-        """Copy the model in the type `half`. None: `model` itself computes, so there is nothing to copy."""
-        self.model = model if half is None else half_copy(model, half)
-        pairs = [] if half is None else zip(model.parameters(), self.model.parameters(), strict=True)
-        self._pairs = [(master, copied) for master, copied in pairs if master.requires_grad]
-
-    def gradients_to_master(self) -> None:
-        """Move the gradients, still scaled, from the copy to the trained model."""
-        used = [(master, copied) for master, copied in self._pairs if copied.grad is not None]
-        for master, _ in used:
-            master.grad = torch.empty_like(master)
-        if used:
-            foreach_copy_([master.grad for master, _ in used], [copied.grad for _, copied in used])
-        for _, copied in used:
-            copied.grad = None
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Copy the weights from the trained model to the copy."""
-        if self._pairs:
-            foreach_copy_([copied for _, copied in self._pairs], [master for master, _ in self._pairs])
-
-
-def half_copy(model: nn.Module, half: torch.dtype) -> nn.Module:
-    if any(has_running_statistics(module) for module in model.modules()):
-        raise ConfigError(
-            "PRECISION.MODE is naive, but the model has BatchNorm, whose running statistics would be inaccurate in "
-            "half precision; use PRECISION.MODE autocast"
-        )
-    return copy.deepcopy(model).to(half)
 
 
 def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float) -> str:
@@ -208,142 +169,3 @@ def set_matmul(mode: str) -> None:
     """Multiply float32 matrices in ieee precision or in tf32, in the whole process."""
     torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = mode == "tf32"
-
-
-# --- the loss scale and clipping: torch's GradScaler with Paddle's rule ---
-
-
-SMALLEST_UNIT = 1e-3  # AGC's lower limit for the norm of a unit's weights, so that a unit can learn even if all are 0
-
-
-class Clipping:
-    """Gradient clipping by TRAIN.CLIP_MODE and TRAIN.GRAD_CLIP. It does nothing if GRAD_CLIP is not set."""
-
-    def __init__(self, settings: Train, parameters: Iterable[nn.Parameter]):
-        """Set the limit, and the parameters that AGC clips. `parameters`: all, or this process's shards of all."""
-        limit = settings.GRAD_CLIP
-        self.max_norm = limit if settings.CLIP_MODE == "norm" else None
-        self.max_value = limit if settings.CLIP_MODE == "value" else None
-        self._factor = limit if settings.CLIP_MODE == "agc" else None
-        # As in timm's --clip-mode agc, the last two parameters are left out: weight and bias of the classifier.
-        self._units = list(parameters)[:-2] if self._factor else []
-
-    @property
-    def is_by_norm(self) -> bool:
-        """Return whether clipping needs only the norm of all gradients, so that a fused optimizer can clip."""
-        return not (self.max_value or self._factor)
-
-    @torch.no_grad()
-    def __call__(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """Clip the gradients of `parameters`. `norm` is the norm of all gradients together."""
-        if self.max_norm:
-            clip_grads_with_norm_(parameters, self.max_norm, norm)
-        if self.max_value:
-            clip_grad_value_(parameters, self.max_value)
-        for parameter in self._units:
-            if parameter.grad is not None:
-                _clip_units(parameter, self._factor)
-
-
-def _clip_units(parameter: Tensor, factor: float) -> None:
-    """Clip a gradient adaptively (AGC, Brock et al., 2021).
-
-    AGC limits the norm of each unit's gradient to `factor` times the norm of the unit's weights. A unit is a row of a
-    matrix, a filter, or a whole vector.
-    """
-    dims = tuple(range(1, parameter.ndim)) or None
-    both = parameter.detach(), parameter.grad
-    largest, norm = (torch.linalg.vector_norm(each, dim=dims, keepdim=True) for each in both)
-    largest = largest.clamp(min=SMALLEST_UNIT) * factor
-    scale = largest / norm.clamp(min=1e-6)
-    parameter.grad.copy_(torch.where(norm < largest, parameter.grad, parameter.grad * scale))
-
-
-class LossScaler(GradScaler):
-    """A loss scale that is constant, or shrinks after several overflows and grows after several good updates.
-
-    torch's own rule neither counts overflows nor has a minimum: after 166 consecutive overflows its scale is exactly 0
-    and every gradient is NaN. Everything is computed on the device, without synchronisation.
-    """
-
-    def __init__(self, device_type: str, settings: PrecisionSettings, needed: bool):
-        """Start with the initial scale. `needed` is true for float16. For other types the scale stays 1, and the scaler
-        only skips non-finite updates.
-        """
-        self._settings = settings
-        self.moves = needed and settings.USE_DYNAMIC_LOSS_SCALING
-        super().__init__(device_type, init_scale=settings.INIT_LOSS_SCALING if needed else 1.0)
-        # Overflows since the last good update or decrease of the scale.
-        self._bad = torch.zeros((), dtype=torch.int32, device=device_type)
-
-    def update(self) -> None:
-        """Adjust the scale after an update was done or skipped, without synchronisation."""
-        scale, good = scale_and_growth(self)
-        super().update(self._next(scale, good, self.found_inf()) if self.moves else scale.clone())
-
-    @torch.no_grad()
-    def _next(self, scale: Tensor, good: Tensor, found_inf: Tensor) -> Tensor:
-        """Update the counters and return the new scale."""
-        settings = self._settings
-        is_bad = found_inf.reshape(()) > 0
-        bad_so_far = self._bad + 1
-        good_so_far = good + 1
-        shrinks = is_bad & (bad_so_far >= settings.DECR_EVERY_N_NAN_OR_INF)
-        grows = ~is_bad & (good_so_far >= settings.INCR_EVERY_N_STEPS)
-        good.copy_(torch.where(is_bad | grows, 0, good_so_far))
-        self._bad = torch.where(is_bad & ~shrinks, bad_so_far, 0)  # a good update resets the count, as in Paddle
-        shrunk = (scale * settings.DECR_RATIO).clamp(min=settings.MIN_LOSS_SCALING)
-        grown = scale * settings.INCR_RATIO
-        if settings.MAX_LOSS_SCALING is not None:
-            grown = grown.clamp(max=settings.MAX_LOSS_SCALING)
-        grown = torch.where(torch.isfinite(grown), grown, scale)
-        return torch.where(shrinks, shrunk, torch.where(grows, grown, scale))
-
-    def unscale_and_clip(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
-    ) -> Tensor:
-        """Unscale, check and clip the gradients before step(). Return their norm before clipping, on the device."""
-        self.unscale_(optimizer)
-        parallel.sync_found_inf(self.found_inf())
-        norm = parallel.norm(_local_norm(parameters))
-        clipping(parameters, norm)
-        return norm
-
-    def found_inf(self) -> Tensor:
-        """Return 1.0 if a gradient is not finite, else 0.0, on the device. The value is valid until update()."""
-        return found_inf(self)
-
-    def state_dict(self) -> dict:
-        return super().state_dict() | {"_bad_tracker": int(self._bad)}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Load scale and counters."""
-        super().load_state_dict({name: value for name, value in state.items() if name != "_bad_tracker"})
-        self._bad.fill_(state["_bad_tracker"])
-
-
-class FusedLossScaler(LossScaler):
-    """A loss scaler that leaves unscaling and clipping to the fused optimizer, which reads all gradients anyway.
-
-    On GPUs an update spends its time on memory traffic, and unscaling, checking and clipping each read all gradients.
-    Here only their norm is computed before the optimizer runs. The norm also shows whether all gradients are finite. So
-    an update is also skipped if the squares of finite scaled gradients overflow float32 (a norm above 1.8e19).
-    """
-
-    def unscale_and_clip(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
-    ) -> Tensor:
-        if not (optimizer.defaults.get("fused") and clipping.is_by_norm):
-            return super().unscale_and_clip(optimizer, parameters, parallel, clipping)
-        scale, _ = scale_and_growth(self)
-        norm = parallel.norm(_local_norm(parameters)) / scale  # over all processes, so that all of them skip together
-        limit = clipping.max_norm
-        kept = (limit / (norm + 1e-6)).clamp(max=1) if limit else torch.ones_like(norm)
-        set_found_inf(self, optimizer, (~norm.isfinite()).to(scale))
-        optimizer.grad_scale = (scale / kept).to(scale)  # the kernel divides by grad_scale; step() deletes it
-        return norm
-
-
-def _local_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """Return the norm of this process's part of the gradient."""
-    return get_total_norm([each.grad for each in parameters if each.grad is not None])

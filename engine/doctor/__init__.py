@@ -32,10 +32,9 @@ class Doctor(Callback):
         """Return the finding and the remedy, or an empty string if nothing was examined."""
         return self._advice or ""
 
-    def on_window(self, trainer: Trainer) -> None:
-        self.step, self.batches = trainer.step, []
-
     def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+        if trainer.step != self.step:
+            self.step, self.batches = trainer.step, []
         if trainer.data.order.num_accumulated > 1:  # so that the device holds one micro-batch, and not a whole update
             host = torch.device("cpu")
             images, targets = (tensor.to(host, non_blocking=True) for tensor in (batch.images, batch.targets))
@@ -51,7 +50,7 @@ class Doctor(Callback):
             self._advice = examine(self._config, self._folder, self._log, update, trainer)
 
     def on_rollback(self, trainer: Trainer) -> None:
-        self._advice = None
+        self._advice, self.batches = None, []
 
     def on_non_finite(self, trainer: Trainer) -> str:
         from engine.doctor.overflow import Batches, save_last_update

@@ -13,7 +13,7 @@ import torch
 
 from configs.tables import METRICS
 from engine.evaluation.scores import USUAL, Scores
-from engine.train.callback import PHASES
+from engine.train.clock import PHASES
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from utils.text import counted
@@ -29,7 +29,6 @@ class Epoch(NamedTuple):
 
     trainer: Trainer
     result: EpochResult
-    times: dict[str, float | None]  # percentage of the training time in each phase
 
     def score(self, name: str, digits: int = 4) -> float | None:
         """Return a score of the raw weights, or None if the epoch was not evaluated or the score is not finite."""
@@ -115,7 +114,7 @@ COLUMNS = (
     Column(
         "data_wait_pct",
         "percentage of the training time spent waiting for data",
-        lambda epoch: epoch.times["data"],
+        lambda epoch: epoch.result.times.get("data"),
         is_repeatable=False,
     ),
     Column(
@@ -185,7 +184,7 @@ def epoch_row(epoch: Epoch) -> Row:
 def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
     """Return the row of metrics.csv for the evaluation of the initial weights. Training metrics are empty."""
     nothing = Report(*[math.nan] * 11)
-    row = epoch_row(Epoch(trainer, EpochResult(nothing, {"": scores}, 0, 0.0, seconds), {"data": None}))
+    row = epoch_row(Epoch(trainer, EpochResult(nothing, {"": scores}, 0, 0.0, seconds)))
     measured = {key: value for key, value in row.items() if value is not None and math.isfinite(value)}
     return dict.fromkeys(row) | measured | {"epoch": -1}
 

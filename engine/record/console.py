@@ -9,7 +9,6 @@ from configs.schema import Config
 from configs.tables import METRICS
 from engine.evaluation.scores import Best, Scores, format_value
 from engine.record.columns import COLUMNS, MACHINE, TRAINING, VALIDATION, Epoch, Row, epoch_row
-from engine.record.timing import Timing, shares
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import Forecast
@@ -26,8 +25,8 @@ SECONDS = 1.0  # the shortest time between two refreshes of the metrics in the p
 class Console(Callback):
     """A callback that shows the progress of training. Accuracies in PaddleViT's format are fractions in [0, 1]."""
 
-    def __init__(self, config: Config, log: Log, timing: Timing, forecast: Forecast, clock: Callable = time.monotonic):
-        self._config, self._log, self._timing, self._forecast, self._clock = config, log, timing, forecast, clock
+    def __init__(self, config: Config, log: Log, forecast: Forecast, clock: Callable = time.monotonic):
+        self._config, self._log, self._forecast, self._clock = config, log, forecast, clock
         self._printer = EpochPrinter(config, config.TRAIN.MODEL_EMA)
         self._report: Report | None = None  # the last report of this epoch
         self._read = 0.0  # the time at which the metrics in the bar were last read from the device
@@ -70,7 +69,7 @@ class Console(Callback):
         return ", ".join(parts)
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        epoch = Epoch(trainer, result, shares(self._timing.epoch_seconds, trainer.process.device))
+        epoch = Epoch(trainer, result)
         row, num_epochs = epoch_row(epoch), trainer.schedule.num_epochs
         for line in self._printer.log_lines(row, epoch, num_epochs):
             self._log.detail(line)
@@ -112,7 +111,10 @@ class EpochPrinter:
             described = scores.describe("EMA Validation" if suffix else "Validation")
             lines.append(f"{head}{', '.join([described, *_log_texts(row, VALIDATION)])}")
         if epoch.trainer.process.is_first:
-            lines += [f"      {', '.join(_log_texts(row, MACHINE))}", f"      time: {describe_times(epoch.times)}"]
+            lines += [
+                f"      {', '.join(_log_texts(row, MACHINE))}",
+                f"      time: {describe_times(epoch.result.times)}",
+            ]
         return lines
 
     def terminal_lines(

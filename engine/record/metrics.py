@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from engine.evaluation.scores import Scores
 from engine.record.columns import STEP_COLUMNS, Epoch, Row, epoch_row, start_row
 from engine.record.saved_files import read_rows, read_table
-from engine.record.timing import Timing, shares
-from engine.train.callback import PHASES, Callback
+from engine.train.callback import Callback
+from engine.train.clock import PHASES
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from utils.errors import cause_of, naming_damage
@@ -80,12 +80,11 @@ class Recorder(Callback):
         self,
         folder: Path,
         log: Log,
-        timing: Timing,
         trainer: Trainer,
         trackers: "Trackers | None",
         draw_curves: Callable[..., None],
     ):
-        self._folder, self._log, self._timing = folder, log, timing
+        self._folder, self._log = folder, log
         self._trackers, self._draw_curves = trackers, draw_curves
         self._open(trainer)
 
@@ -113,8 +112,7 @@ class Recorder(Callback):
             self._steps.add(row)
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        times = shares(self._timing.epoch_seconds, trainer.process.device)
-        row = epoch_row(Epoch(trainer, result, times))
+        row = epoch_row(Epoch(trainer, result))
         if self._trackers:
             self._trackers.add("epoch", row)
         with self._warn_on_os_error():

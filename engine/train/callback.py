@@ -1,17 +1,10 @@
 """The base class of callbacks, which observe the training."""
 
-from torch import Tensor
-
 from datasets import Batch
 from engine.evaluation.scores import Scores
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from utils.errors import ConfigError
-
-# The phases of an update. All but "communication" and "optimizer" repeat for each micro-batch. "copy" includes the copy
-# to the device (unless loading/ahead.py has prefetched the batch), normalising and mixing. "communication" is the
-# part of the backward pass that only waits for the all-reduce.
-PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
 
 
 class Callback:
@@ -32,15 +25,6 @@ class Callback:
 
     def before_update(self, trainer: Trainer) -> None:
         """Called before each update, or before it is left out. The report of the previous update is complete."""
-
-    def on_window(self, trainer: Trainer) -> None:
-        """Called at the start of an update."""
-
-    def on_phase(self, trainer: Trainer, name: str) -> None:
-        """Called when a phase of the update begins. It lasts until the next phase begins."""
-
-    def on_loss(self, trainer: Trainer, loss: Tensor, is_last: bool) -> None:
-        """Called before the backward pass of a micro-batch. If `is_last`, that pass synchronises the gradients."""
 
     def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
         """Called after the backward pass of a micro-batch. `share` is the factor by which its loss was multiplied."""

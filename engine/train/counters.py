@@ -11,7 +11,7 @@ from engine.evaluation.tally import sum_dtype
 from utils.distributed import Process
 
 
-@dataclass
+@dataclass(frozen=True)
 class Report:
     """Figures of the last update and of the epoch so far."""
 
@@ -42,6 +42,7 @@ class EpochResult:
     training_seconds: float
     evaluation_seconds: float
     images: Any = None  # results of each image (ClassResults), if this epoch is the best so far
+    times: dict[str, float | None] = field(default_factory=dict)  # percentage of the training time in each phase
 
 
 class Counters:

@@ -1,10 +1,9 @@
 """Traces a few updates (-profile), for a trace viewer such as Perfetto."""
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from torch.profiler import profile, record_function, schedule, supported_activities
+from torch.profiler import profile, schedule, supported_activities
 
 from engine.train.callback import Callback
 from engine.train.trainer import Trainer
@@ -15,7 +14,7 @@ WARM_UPDATES = 5  # updates before tracing starts, because the first ones are no
 
 
 class Profiler(Callback):
-    """Traces `num_updates` updates of this process, with a named range for each phase."""
+    """Traces `num_updates` updates of this process. The clock of the trainer names their phases."""
 
     def __init__(self, num_updates: int, path: Path, say: Callable[[str], None]):
         self._path, self._say = path, say
@@ -26,17 +25,8 @@ class Profiler(Callback):
             on_trace_ready=self._write,
             acc_events=True,
         )
-        self._range = contextlib.ExitStack()  # the range of the current phase
         self._is_done = False
         self._profile.start()
-
-    def on_epoch_start(self, trainer: Trainer) -> None:
-        self._range.close()
-
-    def on_phase(self, trainer: Trainer, name: str) -> None:
-        self._range.close()
-        if not self._is_done and name != "other":
-            self._range.enter_context(record_function(name))
 
     def on_update(self, trainer: Trainer) -> None:
         if not self._is_done:

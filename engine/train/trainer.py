@@ -11,7 +11,10 @@ from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.evaluation.evaluate import Inference
 from engine.evaluation.scores import Best
 from engine.parallel import Parallel
-from engine.precision import Clipping, ComputingModel, Precision
+from engine.precision import Precision
+from engine.train.clipping import Clipping
+from engine.train.clock import Clock
+from engine.train.computing import ComputingModel
 from engine.train.counters import Counters, Report
 from engine.train.loss import Loss
 from engine.train.optimizers import load_state, set_rates
@@ -59,6 +62,7 @@ class Trainer:
     prepare: Preparation
     ema: "Ema | None"
     counters: Counters
+    clock: Clock
     callbacks: list[Any] = field(default_factory=list)  # each a Callback (callback.py), which knows the trainer
     epoch: int = 0  # finished epochs, including their evaluation
     step: int = 0  # updates so far: done, skipped or left out
@@ -76,57 +80,49 @@ class Trainer:
         If a gradient is not finite in any process, all processes skip the update: weights, optimizer state and EMA stay
         unchanged, and in float16 the loss scale is lowered. SkipLimit (stop_conditions.py) acts on many skips in a row.
         """
+        clock, process, scaler = self.clock, self.process, self.precision.scaler
         # Each parameter group gets the rate of this step times its `lr_scale` (TRAIN.LAYER_DECAY).
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        process = self.process
         seed_update(self.config.SEED, self.step, process.rank, process.device)  # dropout differs between processes
-        self.notify("on_window")
-        sums = self.counters.new_sums()
-        self.notify("on_phase", "data")
-        for number, batch in enumerate(window.batches, start=1):
-            is_last = number == window.num_batches
-            sums += self.forward_and_backward(batch, is_last, window.num_samples)
-        self.notify("on_phase", "optimizer")
-        self.computing.gradients_to_master()
-        self.parallel.gradients_to_optimizer()
-        scaler = self.precision.scaler
-        grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, self.clipping)
-        skipped = scaler.found_inf()  # 1.0 or 0.0, on the device
-        scaler.step(self.optimizer)  # does nothing if the update is skipped
-        scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.computing.refresh()
-        if self.ema:
-            self.ema.update(self.step, skipped)
-        self.notify("on_phase", "other")
+        sums = self.accumulate(window)
+        with clock("optimizer"):
+            self.computing.gradients_to_master()
+            self.parallel.gradients_to_optimizer()
+            grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, self.clipping)
+            skipped = scaler.found_inf()  # 1.0 or 0.0, on the device
+            scaler.step(self.optimizer)  # does nothing if the update is skipped
+            scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.computing.refresh()
+            if self.ema:
+                self.ema.update(self.step, skipped)
         self.counters.add(sums, grad_norm, skipped)
         self.step += 1
         self.notify("on_update")
 
-    def forward_and_backward(self, batch: Batch, is_last: bool, num_samples: int) -> Tensor:
-        """Add the gradients of one micro-batch. Return the sums of its losses, correct predictions and images.
-
-        `num_samples` is the number of images in the update, over all processes and micro-batches.
-        """
-        self.notify("on_phase", "copy")
-        images, targets = self.prepare_batch(batch)
-        with self.parallel.sync_gradients(self.replica, now=is_last):
-            self.notify("on_phase", "forward")
-            with self.precision.autocast():
-                logits = self.replica(images)
-            loss = self.loss(logits, targets)
-            # Weight each micro-batch by its size, so the gradient is the mean over all images of the update, with
-            # any number of micro-batches and processes. The factor world_size undoes the averaging of DDP and FSDP.
-            share = batch.num_samples * self.process.world_size / num_samples
-            self.notify("on_phase", "backward")
-            self.notify("on_loss", loss, is_last)
-            self.precision.scaler.scale(loss * share).backward()
-        self.notify("on_phase", "other")
-        self.notify("on_micro_batch", batch, share)
-        with torch.no_grad():
-            correct = self.task.are_right(logits, targets).to(loss.dtype).mean()
-            sums = batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
-        self.notify("on_phase", "data")
+    def accumulate(self, window: Window) -> Tensor:
+        """Add up the gradients of a window. Return the sums of its losses, correct predictions and images."""
+        clock, sums = self.clock, self.counters.new_sums()
+        for number, batch in enumerate(clock.waiting_for(window.batches), start=1):
+            with clock("copy"):
+                images, targets = self.prepare_batch(batch)
+            is_last = number == window.num_batches
+            with self.parallel.sync_gradients(self.replica, now=is_last):
+                with clock("forward"):
+                    with self.precision.autocast():
+                        logits = self.replica(images)
+                    loss = self.loss(logits, targets)
+                # Weight each micro-batch by its size, so the gradient is the mean over all images of the update, with
+                # any number of micro-batches and processes. world_size undoes the averaging of DDP and FSDP.
+                share = batch.num_samples * self.process.world_size / window.num_samples
+                with clock("backward"):
+                    if is_last and self.process.world_size > 1:
+                        clock.mark_communication(loss)
+                    self.precision.scaler.scale(loss * share).backward()
+            self.notify("on_micro_batch", batch, share)
+            with torch.no_grad():
+                correct = self.task.are_right(logits, targets).to(loss.dtype).mean()
+                sums += batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
         return sums
 
     def prepare_batch(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
@@ -151,8 +147,10 @@ class Trainer:
         last = max(self.step - 1, 0)
         scale = self.precision.scaler.get_scale()
         figures = self.counters.read(self.process)
+        seconds = self.clock.lap()
+        times = {"seconds": sum(seconds.values()), "shares": self.clock.shares(seconds)}
         rates = {"lr": self.schedule(last), "num_updates": self.schedule.num_updates}
-        return Report(step=last, epoch=self.epoch, loss_scale=scale, **rates, **figures)
+        return Report(step=last, epoch=self.epoch, loss_scale=scale, **rates, **times, **figures)
 
     def end_epoch(self) -> None:
         self.epoch += 1

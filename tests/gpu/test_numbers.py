@@ -8,8 +8,9 @@ from timm.layers import PatchEmbed
 
 from datasets import Normalize, Preparation
 from datasets.transforms.erase_and_mix import BatchedErasing
-from engine.precision import FusedLossScaler, LossScaler
 from engine.train.ema import foreach_lerp, fused_lerp
+from engine.train.fused_loss_scale import FusedLossScaler
+from engine.train.loss_scale import LossScaler
 from models.transforms.gpu_kernels import GpuKernels
 from tests.gpu.trainers import first_batches, relative_error, small_trainer
 from tests.support.batches import ERASES, MIXES, batch, settings

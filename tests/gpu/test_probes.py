@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from datasets import Window
 from engine.parallel import Parallel
 from models.transforms.kernels import ClassTokenBlock, ClassTokenVisionTransformer
 from tests.gpu.trainers import BATCH, first_batches, relative_error, small_trainer, train
@@ -125,6 +126,5 @@ def gradients(device: str, options: list[str], num_batches: int, wrapped: bool) 
     batches = first_batches(trainer)
     for _ in range(2):
         trainer.optimizer.zero_grad(set_to_none=True)
-        for number, batch in enumerate(batches, start=1):
-            trainer.forward_and_backward(batch, number == num_batches, trainer.data.global_batch)
+        trainer.accumulate(Window(0, trainer.data.global_batch, num_batches, iter(batches)))
     return [each.grad.clone() for each in trainer.model.parameters()]

@@ -87,13 +87,14 @@ class Source:
 
     def _of_statement(self, statement: ast.stmt, function: tuple[int, int] | None) -> Iterator[Mutant]:
         blocks = [value for _, value in ast.iter_fields(statement) if is_block(value)]
-        inner = [each for block in blocks for each in block]
+        parts = [each for block in blocks for each in block]
+        inner = [each.pattern if isinstance(each, ast.match_case) else each for each in parts]  # a case has no position
         lines = (statement.lineno, max(statement.lineno, inner[0].lineno - 1) if inner else statement.end_lineno)
         name = "" if function else defined_name(statement)
         is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
         # A function's defaults take effect when it is called.
         called = (inner[0].lineno, statement.end_lineno) if is_function else function
-        for operator, start, end, new in (*self._removed(statement), *self._of_head(statement, inner)):
+        for operator, start, end, new in (*self._removed(statement), *self._of_head(statement, parts)):
             line = self.data.count(b"\n", 0, start) + 1
             yield Mutant(operator, line, start, end, new, lines, called, name)
         for block in blocks:

@@ -27,6 +27,7 @@ RARE = tuple(
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     engine.export.native_photo configs.rare_checks
     engine.tasks.numbers engine.train.number_loss
+    engine.half_copy engine.train.adaptive_clipping engine.train.fused_loss_scale
     datasets.targets.label_sets datasets.targets.numbers
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
@@ -129,11 +130,12 @@ PACKAGES = {
         "sources.torchvision_sets loading.replacements loading copies overlap cache opening build __init__"
     ).split(),
     "engine": (
-        "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks "
+        "catalogue open_model parallel train.adaptive_clipping train.clipping train.loss_scale train.fused_loss_scale "
+        "train.computing half_copy precision evaluation infer train confidence.temperature features.linear tasks "
         "checkpoint confidence record settings_of_weights settings predict session provenance memory first_passes plan "
         "eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare build batch_size "
         "doctor eval_run evaluate_weights features short_trial choice callback_list best_scores saves features.saved "
-        "labelling features.start folds loop resumed check run __init__"
+        "labelling features.start folds resumed ending stages check run __init__"
     ).split(),
 }
 

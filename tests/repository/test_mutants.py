@@ -56,6 +56,14 @@ def test_order_of_arguments_that_does_not_matter_is_no_mistake(call):
     assert [each for each in find_mutants("found = close(a, b)\n") if each.operator == "arguments swapped"]
 
 
+def test_each_case_of_a_match_has_its_mutants_once():
+    mutants = list(find_mutants("match a:\n    case 1:\n        b = 2 < c\n    case _:\n        b = 3\n"))
+    assert [(each.line, each.new) for each in mutants] == [
+        *((3, "<="), (3, ">"), (3, "(2 + 1)"), (3, "(2 - 1)")),
+        *((5, "(3 + 1)"), (5, "(3 - 1)")),
+    ]
+
+
 def test_first_tests_of_each_function_come_before_its_others(tmp_path):
     seconds = {f"tests/x/test_a.py::test_many[{number}]": 0.1 + number / 100 for number in range(9)}
     seconds |= {"tests/y/test_b.py::test_one": 0.5, "tests/y/test_b.py::test_long": 5.0}

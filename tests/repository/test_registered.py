@@ -303,5 +303,5 @@ def test_metrics_column_has_a_value(folder, column):
     (row,), names = rows_of(folder / "metrics.csv"), column.name.split(", ")
     measured = any(row.get(name) for name in names)
     assert measured, (
-        f"engine/loop.py: add the value of the metric {column.name} to EpochResult; its column is empty after a run"
+        f"engine/stages.py: add the value of the metric {column.name} to EpochResult; its column is empty after a run"
     )

@@ -10,9 +10,9 @@ from tests.support.runs import run_fresh
 # A new reader who reads these files in this order understands the program.
 READING_PATH = (
     "engine/run.py",
+    "engine/stages.py",
     "engine/plan.py",
     "engine/build.py",
-    "engine/loop.py",
     "engine/train/trainer.py",
     "datasets/loading/readers.py",
     "engine/evaluation/evaluate.py",

@@ -8,7 +8,9 @@ from torch import nn
 
 from configs.schema import Optimizer, Precision, Train
 from engine.parallel import Parallel
-from engine.precision import Clipping, FusedLossScaler, LossScaler
+from engine.train.clipping import Clipping
+from engine.train.fused_loss_scale import FusedLossScaler
+from engine.train.loss_scale import LossScaler
 from engine.train.optimizers import OURS, build_optimizer
 from tests.support.configs import CPU
 from tests.support.pretend_device import waits

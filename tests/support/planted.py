@@ -30,10 +30,10 @@ import engine.evaluate_weights
 import engine.first_passes
 import engine.memory
 import engine.report.plot
-import engine.run
 import engine.saves
 import engine.session
 import engine.settings
+import engine.stages
 from datasets.loading.readers import Reader, TrainReader
 from datasets.sources import arrays
 from datasets.sources.images import FileStorage
@@ -42,7 +42,6 @@ from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation import all_scores
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
-from engine.loop import Loop, Outcome
 from engine.record.metrics import Recorder
 from engine.session import Session
 from engine.tasks.classes import PerImage
@@ -244,7 +243,7 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
 
 # {moment: (owner, function, n)}. The run's folder is moved before the nth call of the function.
 MOVES = {
-    "the start": (engine.run, "quick_checks", 1),
+    "the start": (engine.stages, "quick_checks", 1),
     "a save": (engine.saves.Saves, "save", 1),
     "a write": (torch, "save", 3),
     "a sharded save": (ShardedSaver, "_put", 1),
@@ -350,7 +349,7 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
             run_out(trainer, fits, step)
 
     change(engine.first_passes, "raises_when_full", lambda device: True)
-    change(engine.run, "raises_when_full", lambda device: True)
+    change(engine.stages, "raises_when_full", lambda device: True)
     before_each(engine.first_passes, "fit_micro_batches", limit)
 
 
@@ -455,7 +454,7 @@ class Poison(Callback):
         if self.what == "loss":
             trainer.loss = lambda *arguments: loss(*arguments) * self.factor
 
-    def on_window(self, trainer: Trainer) -> None:
+    def before_update(self, trainer: Trainer) -> None:
         if trainer.process.rank in self.ranks and trainer.step in self.steps:
             self.factor = float("inf" if self.what == "loss" else "nan")
 
@@ -464,27 +463,27 @@ class Poison(Callback):
 
 
 def poison(what: str, ranks: list[int], steps: list[int]) -> None:
-    choose, callback = engine.run.choose_callbacks, Poison(what, ranks, steps)
+    choose, callback = engine.stages.choose_callbacks, Poison(what, ranks, steps)
 
     def choose_and_poison(*run):
         watchers = choose(*run)
         return watchers._replace(callbacks=[callback, *watchers.callbacks])
 
-    change(engine.run, "choose_callbacks", choose_and_poison)
+    change(engine.stages, "choose_callbacks", choose_and_poison)
 
 
 def note_weights(path: str) -> None:
     """Let each process write the hash of its final state to PATH.RANK."""
-    train = Loop.run
+    train = engine.stages.train
 
-    def noting(loop: Loop) -> Outcome:
-        outcome = train(loop)
-        weights = dict(loop.trainer.model.state_dict())
+    def noting(run: engine.stages.Run) -> engine.stages.Outcome:
+        outcome = train(run)
+        weights = dict(run.trainer.model.state_dict())
         assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-        Path(f"{path}.{loop.session.process.rank}").write_text(state_hash(weights))
+        Path(f"{path}.{run.session.process.rank}").write_text(state_hash(weights))
         return outcome
 
-    change(Loop, "run", noting)
+    change(engine.stages, "train", noting)
 
 
 def keep_first_state(path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.record.columns import COLUMNS
-from engine.record.timing import PHASES
+from engine.train.clock import PHASES
 from models.weights.torch_files import read_torch
 from tests.support.runs import rows_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from engine.train.callback import PHASES
+from engine.train.clock import PHASES
 
 CONFIG = """
 DATA:

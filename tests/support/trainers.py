@@ -11,11 +11,11 @@ from torch.nn.functional import cosine_similarity
 from configs.schema import Config
 from datasets import Window, build_train_data
 from engine.build import build_trainer
-from engine.loop import train_epoch
 from engine.plan import StepPlan
-from engine.precision import LossScaler
+from engine.stages import train_epoch
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
+from engine.train.loss_scale import LossScaler
 from engine.train.trainer import Trainer
 from models import add_adapters, build_model
 from tests.support.configs import CPU

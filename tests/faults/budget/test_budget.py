@@ -11,14 +11,15 @@ import pytest
 
 from configs.schema import to_seconds
 from engine.callback_list import callbacks_that_save
-from engine.loop import train_epoch
+from engine.stages import train_epoch
 from engine.train.budget import MIN_UPDATES, Allowance, Budget, next_time
+from engine.train.clock import Clock
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import MEASURED, NOT_TYPICAL, Forecast, RunTimes
 from engine.train.schedule import Schedule
 from engine.train.stop_conditions import Stopped, TimeLimit, why_finished
 from engine.train.trainer import Trainer
-from tests.support.configs import small_config
+from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names
 from utils.errors import ConfigError, FruitlessStart
 
@@ -55,6 +56,7 @@ class FakeTrainer:
         self.schedule = Schedule(config.TRAIN, PER_EPOCH, 64)
         self.data = SimpleNamespace(steps_per_epoch=PER_EPOCH, global_batch=64, order=ORDER)
         self.epoch = self.step = 0
+        self.clock = Clock.on(CPU)
         self.rates: dict[int, float] = {}
 
     def update(self, window) -> None:

@@ -27,8 +27,8 @@ from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import Inference, evaluate
 from engine.plan import StepPlan
-from engine.precision import FusedLossScaler
 from engine.train.ema import fused_lerp
+from engine.train.fused_loss_scale import FusedLossScaler
 from engine.train.trainer import Trainer
 from models import build_model
 from models.transforms.gpu_kernels import GpuKernels

@@ -1,23 +1,24 @@
-"""The loop over epochs: its counts, and its actions when an error ends it."""
+"""The stages of a run: the counts of its loop, and its actions when an error ends it."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from engine.loop import Loop, train_epoch
+from engine import stages
+from engine.stages import Run, train, train_epoch
 from tests.support.configs import small_config
 from tests.support.trainers import Lines, make_trainer
 from utils.log import Log
 
 
-def make_loop(callbacks: list[Mock]) -> Loop:
-    config = SimpleNamespace(DATA=SimpleNamespace(MAX_BAD_FRACTION=0.0))
-    return Loop(
+def make_run(callbacks: list[Mock]) -> Run:
+    return Run(
         session=SimpleNamespace(log=Lines()),
-        plan=SimpleNamespace(config=config, eval_set=[]),
+        plan=None,
         trainer=SimpleNamespace(callbacks=callbacks, step=0),
         eval_data=None,
+        bad_images=None,
         watchers=None,
         saves=None,
         stop=None,
@@ -27,20 +28,20 @@ def make_loop(callbacks: list[Mock]) -> Loop:
 def test_callbacks_close_after_an_error_without_hiding_it(monkeypatch):
     callbacks = [Mock(), Mock(), Mock()]
     callbacks[1].close.side_effect = OSError("no pictures")
-    loop = make_loop(callbacks)
-    monkeypatch.setattr(Loop, "train", Mock(side_effect=RuntimeError("the cause")))
+    run = make_run(callbacks)
+    monkeypatch.setattr(stages, "train_or_stop", Mock(side_effect=RuntimeError("the cause")))
     with pytest.raises(RuntimeError, match="the cause"):
-        loop.run()
+        train(run)
     assert [each.close.call_count for each in callbacks] == [1, 1, 1]
-    assert "no pictures" in loop.session.log.noted[0]
+    assert "no pictures" in run.session.log.noted[0]
 
 
 def test_keyboard_interrupt_ends_training_without_closing_callbacks(monkeypatch):
     """A user who presses Ctrl-C a second time does not want to wait for pictures."""
     callback = Mock()
-    monkeypatch.setattr(Loop, "train", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(stages, "train_or_stop", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        make_loop([callback]).run()
+        train(make_run([callback]))
     assert callback.close.call_count == 0
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets import Normalize, build_eval_data
-from engine import loop
+from engine import stages
 from engine.confidence.temperature import Likelihood, fit_temperature
 from engine.predict.classifier import Classifier, load_classifier
 from models import build_model
@@ -85,9 +85,9 @@ def trained(request, tmp_path_factory, convolutions, calibrated) -> Trained:
             model.load_state_dict(epochs[trainer.epoch][key])
         return result
 
-    original = loop.train_epoch
+    original = stages.train_epoch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "train_epoch", train_epoch)
+        patch.setattr(stages, "train_epoch", train_epoch)
         patch.setattr("engine.features.doubts.MOST_JUDGED", 0)  # to count wrong labels takes seconds
         options = [f"CALIBRATE={str(is_calibrated).lower()}", f"DATA.FOLD={fold}"]
         words = ["-cfg", convolutions, "-output", output, "-epochs", len(epochs), "-batch_size", 90, "-opts", *options]

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.loop import train_epoch
+from engine.stages import train_epoch
 from tests.support.configs import SMALL, small_config
 from tests.support.forks import ROOT
 from tests.support.runs import epochs_of, last_sentence, run

@@ -7,7 +7,9 @@ import torch
 
 from configs.schema import Config
 from engine.parallel import Parallel
-from engine.precision import Clipping, FusedLossScaler, LossScaler
+from engine.train.clipping import Clipping
+from engine.train.fused_loss_scale import FusedLossScaler
+from engine.train.loss_scale import LossScaler
 from engine.train.optimizers import build_optimizer
 from tests.support.configs import CPU, replaced, small_config
 from utils.distributed import Process

@@ -27,12 +27,12 @@ SCORES = Scores(0.5, 90.0, 99.0, 100, 0)
 
 def result(report=REPORT, **scores: Scores) -> EpochResult:
     named = {"_ema" if name == "ema" else "": each for name, each in scores.items()}
-    return EpochResult(report, named, 1000, 2.0, 1.0)
+    return EpochResult(report, named, 1000, 2.0, 1.0, times={"data": 1.5})
 
 
 def epoch_of(number: int, found: EpochResult) -> Epoch:
     trainer = SimpleNamespace(epoch=number - 1, step=440, process=Process(CPU))
-    return Epoch(trainer, found, {"data": 1.5})
+    return Epoch(trainer, found)
 
 
 def lines_of(printer: EpochPrinter, number: int, found: EpochResult, best: Best, left: float | None) -> list[str]:
@@ -121,7 +121,7 @@ def full_disk(monkeypatch):
 def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
     log, trainer = Lines(), SimpleNamespace(epoch=0, step=0, best=Best(), before=None, process=Process(CPU))
     trainer.config = small_config(tmp_path)
-    recorder = Recorder(tmp_path, log, SimpleNamespace(), trainer, None, Mock())
+    recorder = Recorder(tmp_path, log, trainer, None, Mock())
     with monkeypatch.context() as full:
         full_disk(full)
         recorder.on_start_scored(trainer, SCORES, 1.0)
@@ -130,7 +130,7 @@ def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
     assert [row["epoch"] for row in epochs_of(tmp_path)] == [-1] and len(log.warned) == 1
     (row,) = rows_of(tmp_path / "metrics.csv")
     assert (row["eval_top1"], row["lr"], row["grad_norm"]) == ("90.0", "", ""), "cells without a value must be empty"
-    again = Recorder(tmp_path, log, SimpleNamespace(), trainer, None, Mock())
+    again = Recorder(tmp_path, log, trainer, None, Mock())
     again.on_start_scored(trainer, SCORES, 1.0)
     again.close()
     assert len(epochs_of(tmp_path)) == 1, "a restarted run must have only one row before its first epoch"

@@ -9,15 +9,14 @@ import engine.run
 from configs.load import load
 from configs.tables import TASKS
 from datasets import BadImages, build_eval_data
+from engine import stages
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import read_checkpoint
 from engine.evaluation.evaluate import Inference, evaluate
-from engine.loop import Loop, Outcome
-from engine.precision import FusedLossScaler
-from engine.record.timing import Timing
+from engine.train.fused_loss_scale import FusedLossScaler
 from engine.train.stop_conditions import SkipLimit
 from models.transforms.gpu_kernels import PatchConv2d
-from tests.support.configs import CPU, small_config
+from tests.support.configs import small_config
 from tests.support.opened import open_sets
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
@@ -101,7 +100,7 @@ def test_pretend_device_counts_host_waits_and_refuses_host_tensors():
 @on_pretend_device
 def test_device_update_needs_no_sync_and_matches_the_host(tmp_path, mode):
     config = small_config(tmp_path, *MODES[mode].split(), "TRAIN.WARMUP_EPOCHS=0")
-    trainer = trainer_there(config, [Timing.on(CPU), SkipLimit(50)])
+    trainer = trainer_there(config, [SkipLimit(50)])
     with waits() as seen:
         update(trainer, 2)
     assert seen == WAITS["update"]
@@ -222,21 +221,21 @@ def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
     options = f"-epochs 1 -opts {HALF} PRECISION.DTYPE=float16 TRAIN.MODEL_EMA=true REPORT_FREQ=5 SAVE_STEPS=4".split()
     small_config(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "32"]
-    train = Loop.run
+    train = stages.train
 
-    def counted(loop: Loop) -> Outcome:
+    def counted(run: stages.Run) -> stages.Outcome:
         with waits() as seen:
-            ended = train(loop)
+            ended = train(run)
         found.append(seen)
         return ended
 
     found = []
-    with mock.patch.object(Loop, "run", counted):
+    with mock.patch.object(stages, "train", counted):
         assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
-    # 11 updates: reports after updates 1, 6 and 11 and the epoch; evaluations of raw and EMA weights; saves after
+    # 11 updates: reports after updates 1, 6 and 11; evaluations of raw and EMA weights; saves after
     # updates 4 and 8 and after the epoch. Its raw weights are the best, and at the end the average is kept, so both
     # have results of images. Then the run ranks the images for the figures of each class.
-    events = {"report": 4, "evaluation": 2, "best epoch": 2, "save": 3, "ranking": 1}
+    events = {"report": 3, "evaluation": 2, "best epoch": 2, "save": 3, "ranking": 1}
     total = {}
     for event, number in events.items():
         for kind, count in WAITS[event].items():

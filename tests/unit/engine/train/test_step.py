@@ -8,7 +8,7 @@ from timm.utils import ModelEmaV3, dispatch_clip_grad
 
 from configs.schema import Train
 from engine.parallel import Parallel
-from engine.precision import Clipping
+from engine.train.clipping import Clipping
 from engine.train.counters import Counters
 from engine.train.ema import Ema, decay_at
 from tests.support.configs import CPU, ema, replaced, small_config

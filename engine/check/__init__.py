@@ -162,10 +162,12 @@ class Check:
         """Open the data as a run would. `inputs` are missing if the checkpoint cannot be read."""
         prior, process = (inputs.prior, inputs.process) if inputs else (prior_facts_of(self.loaded), None)
         with self.table.section("data"):
-            within = partial(self.table.section, "cache")
-            cache = CacheProgress(self.table.say, self.table.warn, is_check=True, within=within)
+            cache = CacheProgress(self.table.say, self.table.warn, is_check=True, within=self.cache_section)
             self.opened = open_data(self.config, self.parts, prior, process, output=self.config.SAVE, cache=cache)
         return self.opened
+
+    def cache_section(self) -> contextlib.AbstractContextManager[None]:
+        return self.table.section("cache")
 
     def check_data(self) -> None:
         """Read the images and add the rows about them, even if the run cannot be planned for another reason."""

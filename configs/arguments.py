@@ -28,6 +28,11 @@ def add_argument(arguments: Arguments, section: str, key: str, text: Text, origi
         ) from None
 
 
+def _to_bracket(match: re.Match) -> str:
+    """Return the bracket for a parenthesis, and a quoted string unchanged."""
+    return {"(": "[", ")": "]"}.get(match[0], match[0])
+
+
 def _argument(text: Text, level: int = 0) -> Any:
     """Parse a value by the rules of YAML 1.2, without a schema; also accept Python's None, True and tuples."""
     if isinstance(text, list):
@@ -36,7 +41,7 @@ def _argument(text: Text, level: int = 0) -> Any:
         return str(text)
     stripped = text.strip()
     if stripped.startswith("[") or stripped[:1] + stripped[-1:] == "()":
-        stripped = BRACKETS.sub(lambda match: match[1] or "[]"[match[0] == ")"], stripped)
+        stripped = BRACKETS.sub(_to_bracket, stripped)
     elif level and stripped.count("(") != stripped.count(")"):  # YAML has split a tuple at its commas
         raise ValueError("write nested lists with brackets, such as [[1, 2], [3, 4]]")
     if stripped[:1] in ("[", "{", "'", '"'):  # only from -opts: in a file, YAML has already parsed lists and quotes

@@ -52,6 +52,22 @@ def _is_range(numbers: tuple[float, ...]) -> bool:
     return len(numbers) == 2 and numbers[0] <= numbers[1]
 
 
+def _is_range_or_empty(numbers: tuple[float, ...]) -> bool:
+    return not numbers or _is_range(numbers)
+
+
+def _is_pair_or_empty(numbers: tuple[float, ...]) -> bool:
+    return len(numbers) in (0, 2)
+
+
+def _is_even(number: int) -> bool:
+    return number % 2 == 0
+
+
+def _are_columns(names: tuple[str, ...]) -> bool:
+    return len(names) != 1 and len({*names}) == len(names)
+
+
 def _is_fold(text: str) -> bool:
     match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
     return match is not None and 2 <= int(match[2]) <= 1000 and int(match[1]) < int(match[2])
@@ -69,12 +85,24 @@ def _is_folder_name(text: str) -> bool:
     return len(text.encode(errors="surrogateescape")) <= 200 and not re.search(r"^\.|[/\x00-\x1f\x7f]", text)
 
 
+def _is_local(text: str) -> bool:
+    return not is_url(text)
+
+
+def _is_duration(text: str) -> bool:
+    return 0 < (to_seconds(text) or 0) <= 1e9
+
+
+def _is_time_to_spend(text: str) -> bool:
+    return _is_duration(text) or re.fullmatch(r"([01]?[0-9]|2[0-3]):[0-5][0-9]", text) is not None
+
+
 MIN_MAX = Form(_is_range, "two numbers, min and max, such as [0.08, 1.0]")
-MIN_MAX_OR_NONE = Form(lambda sides: not sides or _is_range(sides), MIN_MAX.requirement)
-TWO_BETAS = Form(lambda betas: len(betas) in (0, 2), "two numbers, such as [0.9, 0.999]")
-EVEN = Form(lambda number: number % 2 == 0, "None or, because images are mixed in pairs, an even number")
+MIN_MAX_OR_NONE = Form(_is_range_or_empty, MIN_MAX.requirement)
+TWO_BETAS = Form(_is_pair_or_empty, "two numbers, such as [0.9, 0.999]")
+EVEN = Form(_is_even, "None or, because images are mixed in pairs, an even number")
 COLUMN_NAMES = Form(
-    lambda names: len(names) != 1 and len({*names}) == len(names),
+    _are_columns,
     "at least two different columns: one of paths (or images), then one or more of classes",
 )
 SIZES = Form(_is_size_schedule, "a list such as 0:128, 60:160 that starts at epoch 0, with increasing epochs")
@@ -84,16 +112,14 @@ FOLDER_NAME = Form(
     "the name of a folder in SAVE (-output): at most 200 bytes, no /, no control character and no . at its start",
 )
 LOCAL = Form(
-    lambda text: not is_url(text),
+    _is_local,
     "a folder on this machine, not a URL; copy finished runs to a bucket, or mount the bucket",
 )
 TIME_TO_SPEND = Form(
-    lambda text: DURATION.fits(text) or re.fullmatch(r"([01]?[0-9]|2[0-3]):[0-5][0-9]", text) is not None,
+    _is_time_to_spend,
     "a duration above 0, such as 8h, 90m or 5400 (seconds), or a time of day, such as 07:00",
 )
-DURATION = Form(
-    lambda text: 0 < (to_seconds(text) or 0) <= 1e9, "a duration above 0, such as 3h30m, 90m or 5400 (seconds)"
-)
+DURATION = Form(_is_duration, "a duration above 0, such as 3h30m, 90m or 5400 (seconds)")
 
 
 class Only:

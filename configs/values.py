@@ -272,8 +272,9 @@ def describe_allowed(setting: Setting) -> str:
     if setting.form:
         of_each = ", each" if setting.is_list and setting.bounds else ""
         return f"{setting.form.requirement}{of_each}{describe_bounds(setting)}"
+    empty = ["None"] if setting.optional else []
     if setting.choices:
-        choices = [str(choice) for choice in setting.choices] + ["None"] * setting.optional
+        choices = [*map(str, setting.choices), *empty]
         return ", ".join(choices[:-1]) + " or " + choices[-1]
     one, several = {
         int: ("a whole number", "a list of whole numbers"),
@@ -282,7 +283,7 @@ def describe_allowed(setting: Setting) -> str:
         str: ("text", "a list of texts"),
         Arguments: (f"a section of arguments, as in {setting.key}.NAME=VALUE, or null for none", ""),
     }[setting.kind]
-    others = "".join(f", or {word}" for word in (*setting.special, *["None"] * setting.optional))
+    others = "".join(f", or {word}" for word in (*setting.special, *empty))
     return (several if setting.is_list else one) + describe_bounds(setting) + others
 
 

@@ -117,8 +117,8 @@ def _read_rows(file: Path) -> list[list[str]]:
         rows = [[value.strip() for value in row] for row in csv.reader(read_names(file).splitlines()) if row]
     except (OSError, UnicodeError, csv.Error) as error:
         raise ConfigError(f"{setting} cannot be read ({error}); {expects}") from error
-    has_header = bool(rows) and rows[0][-1].lower() in ("weight", "weights")
-    rows = rows[has_header:]
+    if rows and rows[0][-1].lower() in ("weight", "weights"):  # a header
+        del rows[0]
     if not rows or any(len(row) != 2 for row in rows):
         raise ConfigError(f"{setting} has lines that are not a class and its weight; {expects}")
     return rows

@@ -220,4 +220,7 @@ def make_loader(reader: Reader, workers: Workers, device: torch.device) -> Calla
         return load
     from datasets.loading.ahead import prefetch_to_device
 
-    return lambda pieces: prefetch_to_device(load(pieces), device)
+    def load_ahead(pieces: Iterable[Piece]) -> Iterator[Batch]:
+        return prefetch_to_device(load(pieces), device)
+
+    return load_ahead

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -49,13 +50,13 @@ class Finding:
 def refusals(config: Config) -> dict[str, Callable[[], object]]:
     """Return {row title in -check: function} for all checks of settings that need neither data nor a checkpoint."""
     checks = {
-        "augmentation": lambda: check_policy(config.TRAIN),
-        "optimizer": lambda: check_optimizer(config),
+        "augmentation": partial(check_policy, config.TRAIN),
+        "optimizer": partial(check_optimizer, config),
     }
     if config.TRACK:
         from engine.record.trackers import check_trackers
 
-        checks["tracking"] = lambda: check_trackers(config)
+        checks["tracking"] = partial(check_trackers, config)
     return checks
 
 

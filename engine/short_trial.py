@@ -41,7 +41,7 @@ def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float, fitting: flo
     times.evaluation = time_evaluation(plan, trainer)
     is_fitted = config.MODEL.NEW_CLASSIFIER != "random"
     is_scored = plan.scores_start or (is_fitted and plan.holds_out)
-    times.before_first_update = startup + times.evaluation * is_scored
+    times.before_first_update = startup + (times.evaluation if is_scored else 0.0)
     layers = [*output_layers(trainer.model).values()]
     if is_fitted and not plan.starts_from_its_classes and not why_not_fitted(plan, trainer, layers):
         times.before_first_update += prediction_time(plan, times) * min(len(plan.train_set), MOST_IMAGES) + fitting

@@ -204,16 +204,18 @@ def convert(source: str, target: Path, key: str | None) -> str:
     from models.weights.files import find_file, read_state_dict
     from models.weights.torch_files import to_safetensors
 
-    writers = {".safetensors": lambda state, file: file.write(to_safetensors(state)), ".pth": torch.save}
-    if key or target.suffix not in writers:
+    if key or target.suffix not in (".safetensors", ".pth"):
         raise ConfigError(
             f"{'-ema, -raw' if key else '-output'}: {source} is not a checkpoint of a run, but has weights of another "
-            f"program; they can only be written unchanged, to a file that ends in {' or '.join(writers)}"
+            f"program; they can only be written unchanged, to a file that ends in .safetensors or .pth"
         )
     check_target(target, BY_ENDING[target.suffix], [find_file(source)])
     state = read_state_dict(source)
     with staged(target) as place, open(place, "wb") as file:
-        writers[target.suffix](state, file)
+        if target.suffix == ".pth":
+            torch.save(state, file)
+        else:
+            file.write(to_safetensors(state))
     return f"{target}: {counted(len(state), 'tensor')}, {sum(tensor.numel() for tensor in state.values()):,} numbers"
 
 

@@ -72,7 +72,9 @@ def translate(words: list[str]) -> Translation:
     launcher, processes, words = read_launcher(words)
     args = read_arguments(words)
     _refuse_unsupported(args)
-    settings: Found = {row.setting.partition("=")[0]: (row.name, row.convert(args[row.name])) for row in CONVERTED}
+    settings: Found = {
+        row.setting.partition("=")[0]: (row.name, converted(row.name, args[row.name])) for row in CONVERTED
+    }
     settings |= _data(args) | _model(args) | _optimizer(args) | _schedule(args, processes) | _regularization(args)
     layers = []
     for key, (name, value) in settings.items():
@@ -98,6 +100,25 @@ def translate(words: list[str]) -> Translation:
     name = [f"-name={args['experiment']}"] if args["experiment"] else []
     command = f"{launcher} -cfg my.yaml {shlex.join(name)}".strip()
     return Translation(to_yaml(loaded.config, loaded.origins, kept), _remarks(args, processes), command, args)
+
+
+def converted(name: str, value: Any) -> Any:
+    """Return the setting's value for train.py's value of an argument in CONVERTED. None: not set."""
+    match name:
+        case "validation-batch-size" | "train-interpolation" | "recovery-interval":
+            return value or None
+        case "device":
+            return "auto" if value == "cuda" else value
+        case "log-wandb":
+            return ["tensorboard", "wandb"] if value else None
+        case "model-ema-warmup":
+            return "timm" if value else False
+        case "grad-accum-steps":
+            return max(1, value)
+        case "aug-repeats":
+            repeats = value or 1
+            return int(repeats) if repeats % 1 == 0 else repeats
+    return value
 
 
 def is_given(name: str, args: Arguments) -> bool:

@@ -181,7 +181,8 @@ def notes(models: list[Model], num_more: int) -> list[str]:
     lines.append("NON-COMMERCIAL licences forbid commercial use; read the other licences before commercial use too")
     with_weights = [model for model in models if model.has_weights]
     if with_weights:  # the smallest, since a beginner should not start with a billion parameters
-        return [*lines, train(min(with_weights, key=lambda model: (model.is_non_commercial, model.parameters)).name)]
+        smallest = min(with_weights, key=lambda model: (model.is_non_commercial, model.parameters))
+        return [*lines, train(smallest.name)]
     words = ("-cfg", "configs/timm.yaml", "-data_path", "FOLDER", "-opts", f"MODEL.NAME={models[0].name}")
     return [*lines, f"train one: {command('train', *words)}"]
 

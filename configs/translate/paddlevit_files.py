@@ -1,7 +1,6 @@
 """Translates PaddleViT's settings and its DeiT models. models/weights/paddle.py reads its weights."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -200,15 +199,23 @@ DEFAULTS = {
     "DATA.IMAGENET_STD": "[0.229, 0.224, 0.225]",
 }
 
-# {field in a settings file: function that returns its value in timm's model}
-FIELDS: dict[str, Callable[[Any], float]] = {
-    "PATCH_SIZE": lambda model: model.patch_embed.patch_size[0],
-    "EMBED_DIM": lambda model: model.embed_dim,
-    "DEPTH": lambda model: len(model.blocks),
-    "NUM_HEADS": lambda model: model.blocks[0].attn.num_heads,
-    "MLP_RATIO": lambda model: model.blocks[0].mlp.fc1.out_features / model.embed_dim,
-    "QKV_BIAS": lambda model: model.blocks[0].attn.qkv.bias is not None,
-}
+FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO", "QKV_BIAS")
+
+
+def value_in(model: Any, field: str) -> float:
+    """Return the value of a field of FIELDS in timm's model."""
+    match field:
+        case "PATCH_SIZE":
+            return model.patch_embed.patch_size[0]
+        case "EMBED_DIM":
+            return model.embed_dim
+        case "DEPTH":
+            return len(model.blocks)
+        case "NUM_HEADS":
+            return model.blocks[0].attn.num_heads
+        case "MLP_RATIO":
+            return model.blocks[0].mlp.fc1.out_features / model.embed_dim
+    return model.blocks[0].attn.qkv.bias is not None  # QKV_BIAS
 
 
 @dataclass(frozen=True)
@@ -234,7 +241,7 @@ class Deit:
         except RuntimeError:  # timm 1.0.20 reads weights while it builds some models; meta tensors have no values
             model = timm.create_model(name)
         for field, (key, text) in self.fields.items():
-            if not _is_same(text, value := FIELDS[field](model)):
+            if not _is_same(text, value := value_in(model, field)):
                 raise ConfigError(
                     f"{self.origin}: {key} is {quoted(text)}, but timm's {name} has {value}; correct MODEL.NAME, or "
                     f"remove {key} to train timm's model"

@@ -1,6 +1,5 @@
 """The arguments of timm's train.py (1.0.31): the setting that has the same effect, or the reason why there is none."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import yaml
@@ -14,23 +13,22 @@ class Argument(NamedTuple):
     kind: type  # type of the value, or of each value in a list; bool for a switch without a value
     default: Any = None  # timm's default; a list means that the argument takes several values
     short: str = ""  # another name, without leading dashes; '' if there is none
-    convert: Callable[[Any], Any] = lambda value: value  # from train.py's value to the setting's; None: not set
     reason: str = ""  # why there is no setting, or the closest alternative
 
 
-# Arguments with a setting that depends on no other argument.
+# Arguments with a setting that depends on no other argument; scripts/from_timm.py converts their values.
 CONVERTED = (
     Argument("amp", "AMP", bool, False),
     Argument("batch-size", "DATA.BATCH_SIZE", int, 128, short="b"),
-    Argument("validation-batch-size", "DATA.BATCH_SIZE_EVAL", int, short="vb", convert=lambda count: count or None),
+    Argument("validation-batch-size", "DATA.BATCH_SIZE_EVAL", int, short="vb"),
     Argument("class-map", "DATA.CLASSES", str),
     Argument("ratio", "DATA.CROP_RATIO", float, [0.75, 1.3333333333333333]),
     Argument("scale", "DATA.CROP_SCALE", float, [0.08, 1.0]),
     Argument("hflip", "DATA.HFLIP", float, 0.5),
     Argument("workers", "DATA.NUM_WORKERS", int, 4, short="j"),
-    Argument("train-interpolation", "DATA.TRAIN_INTERPOLATION", str, "random", convert=lambda name: name or None),
+    Argument("train-interpolation", "DATA.TRAIN_INTERPOLATION", str, "random"),
     Argument("vflip", "DATA.VFLIP", float, 0.0),
-    Argument("device", "DEVICE", str, "cuda", convert=lambda name: "auto" if name == "cuda" else name),
+    Argument("device", "DEVICE", str, "cuda"),
     Argument("checkpoint-hist", "KEEP_CHECKPOINTS", int, 10),
     Argument("drop", "MODEL.DROPOUT", float, 0.0),
     Argument("drop-path", "MODEL.DROPPATH", float),
@@ -42,10 +40,10 @@ CONVERTED = (
     Argument("amp-dtype", "PRECISION.DTYPE", str, "float16"),
     Argument("log-interval", "REPORT_FREQ", int, 50),
     Argument("output", "SAVE", str),
-    Argument("recovery-interval", "SAVE_STEPS", int, 0, convert=lambda count: count or None),
+    Argument("recovery-interval", "SAVE_STEPS", int, 0),
     Argument("seed", "SEED", int, 42),
-    Argument("log-wandb", "TRACK=wandb", bool, False, convert={True: ["tensorboard", "wandb"]}.get),
-    Argument("grad-accum-steps", "TRAIN.ACCUM_ITER", int, 1, convert=lambda count: max(1, count)),
+    Argument("log-wandb", "TRACK=wandb", bool, False),
+    Argument("grad-accum-steps", "TRAIN.ACCUM_ITER", int, 1),
     Argument("aa", "TRAIN.AUTO_AUGMENT", str),
     Argument("bce-target-thresh", "TRAIN.BCE_TARGET_THRESH", float),
     Argument("eval-metric", "TRAIN.BEST_METRIC", str, "top1"),
@@ -64,17 +62,11 @@ CONVERTED = (
     Argument("mixup-switch-prob", "TRAIN.MIXUP_SWITCH_PROB", float, 0.5),
     Argument("model-ema", "TRAIN.MODEL_EMA", bool, False),
     Argument("model-ema-decay", "TRAIN.MODEL_EMA_DECAY", float, 0.9998),
-    Argument("model-ema-warmup", "TRAIN.MODEL_EMA_WARMUP", bool, False, convert={True: "timm", False: False}.get),
+    Argument("model-ema-warmup", "TRAIN.MODEL_EMA_WARMUP", bool, False),
     Argument("recount", "TRAIN.RANDOM_ERASE_COUNT", int, 1),
     Argument("remode", "TRAIN.RANDOM_ERASE_MODE", str, "pixel"),
     Argument("reprob", "TRAIN.RANDOM_ERASE_PROB", float, 0.0),
-    Argument(
-        "aug-repeats",
-        "TRAIN.REPEATED_AUG",
-        float,
-        0.0,
-        convert=lambda count: int(count) if count % 1 == 0 and count else count or 1,
-    ),
+    Argument("aug-repeats", "TRAIN.REPEATED_AUG", float, 0.0),
     Argument("smoothing", "TRAIN.SMOOTHING", float, 0.1),
     Argument("warmup-epochs", "TRAIN.WARMUP_EPOCHS", int, 5),
     Argument("warmup-lr", "TRAIN.WARMUP_START_LR", float, 1e-05),

@@ -70,6 +70,10 @@ def read_in_processes(
         del batches  # ends the workers
 
 
+def _abstract_address(family: str) -> str:
+    return f"\0halfstep-{secrets.token_hex(16)}"
+
+
 def _prepare_worker(number: int) -> None:
     """End a worker together with the run.
 
@@ -78,7 +82,7 @@ def _prepare_worker(number: int) -> None:
     die_with_parent()
     gc.freeze()  # a garbage collection would touch the objects from before the fork, and so copy their pages
     if sys.platform == "linux":  # an abstract socket leaves no folder behind if the process is killed
-        connection.arbitrary_address = lambda family: f"\0halfstep-{secrets.token_hex(16)}"
+        connection.arbitrary_address = _abstract_address
 
 
 def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:

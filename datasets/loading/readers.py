@@ -80,7 +80,8 @@ class TrainReader(Reader):
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transforms, self.boxes = BySize(config, lambda sized: TrainTransform(sized, image_set.pixels)), None
+        self.transforms = BySize(config, lambda sized: TrainTransform(sized, image_set.pixels))
+        self.boxes = None
         if config.TRAIN.RANDOM_ERASE_PROB:
             from datasets.transforms.erase_and_mix import Boxes
 

@@ -21,6 +21,7 @@ TURN = "    image = ImageOps.exif_transpose(image)\n"
 
 def for_card(rules: PixelRules) -> tuple[str, str]:
     """Return the code and the sentence."""
-    code = PREPARE.format(turn=TURN * rules.applies_exif, background=rules.background, mode=MODES[rules.num_channels])
-    upright = "it is turned upright, and " * rules.applies_exif
+    turn = TURN if rules.applies_exif else ""
+    upright = "it is turned upright, and " if rules.applies_exif else ""
+    code = PREPARE.format(turn=turn, background=rules.background, mode=MODES[rules.num_channels])
     return code, f"`prepare` reads a photo as the run did: {upright}transparent pixels get the mean colour of the data."

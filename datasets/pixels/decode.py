@@ -49,16 +49,7 @@ QUICK = 2**34
 ORIENTATION = ExifTags.Base.Orientation
 # Programs that edit photos write the orientation to XMP. Pillow reads it there if EXIF does not have it.
 XMP, XMP_ORIENTATION = b"http://ns.adobe.com/xap/1.0/\0", re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-# The change that makes an image of each EXIF orientation upright.
-TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
-    2: lambda pixels: pixels[:, ::-1],
-    3: lambda pixels: pixels[::-1, ::-1],
-    4: lambda pixels: pixels[::-1],
-    5: lambda pixels: pixels.swapaxes(0, 1),
-    6: lambda pixels: pixels[::-1].swapaxes(0, 1),
-    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
-    8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
-}
+TURNED = (2, 3, 4, 5, 6, 7, 8)  # EXIF orientations of images that are not upright
 OPPOSITE = {6: 8, 8: 6}  # {orientation: the orientation whose change undoes it}; all others undo themselves
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
@@ -111,7 +102,7 @@ def kinds_of(read: Callable[[], bytes], rules: PixelRules) -> list[str]:
                 "animated or multi-page": getattr(image, "is_animated", False) and image.format != "MPO",
                 # This may read the whole image, and changes the others.
                 f"EXIF-rotated ({'applied' if rules.applies_exif else 'ignored'})": orientation_of(data, image)
-                in TURNS,
+                in TURNED,
             }
             return [kind for kind, applies in kinds.items() if applies]
     except Exception:  # `decode` reports the reason
@@ -284,11 +275,20 @@ def _refuse_scans(data: bytes, num_pixels: int) -> None:
             raise ImageReadError(f"it has more than {most} JPEG scans, which could take minutes to read; save it again")
 
 
+def turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Return an upright view of the pixels [H, W, ...] of an image with this EXIF orientation."""
+    if orientation in (3, 4, 6, 7):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 7, 8):
+        pixels = pixels[:, ::-1]
+    return pixels.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else pixels
+
+
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    if orientation not in TURNS:
+    if orientation not in TURNED:
         return pixels
     whole_pixels = pixels.view(f"V{pixels.shape[2]}")  # numpy copies whole pixels twice as fast as single channels
-    return np.ascontiguousarray(TURNS[orientation](whole_pixels)).view(np.uint8)
+    return np.ascontiguousarray(turn(whole_pixels, orientation)).view(np.uint8)
 
 
 def _refuse_bomb(data: bytes, width: int, height: int, rules: PixelRules, cost: float = 1) -> None:

@@ -42,7 +42,8 @@ class SyntheticBatches:
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
         rng = np.random.default_rng([config.SEED, rank])
         count = min(batch_size, len(image_set))
-        side, self.sides = config.largest_train_side, BySize(config, lambda sized: sized.DATA.IMAGE_SIZE)
+        self.sides = BySize(config, lambda sized: sized.DATA.IMAGE_SIZE)
+        side = config.largest_train_side
         shape = (count, side, side, config.DATA.IMAGE_CHANNELS)
         if pixels_of(config.DATA).dtype_in_batch == torch.uint8:
             pixels = rng.integers(256, size=shape, dtype=np.uint8)

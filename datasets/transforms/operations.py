@@ -7,10 +7,9 @@ for each other, and most of its operations are slower. The arithmetic here takes
 from 0 to 255, and may change its input.
 """
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -74,7 +73,6 @@ class RandomOperation(NamedTuple):
         """Return the operation with a random value as a tuple, or () with probability 1 - `probability`."""
         if self.probability < 1 and rng.random() > self.probability:
             return ()
-        name, value_of = TIMM_OPERATIONS[self.name]
         # As in timm, a level is drawn even for an operation without a value.
         level, options = self.magnitude, self.options
         if options.deviation == math.inf:
@@ -82,9 +80,10 @@ class RandomOperation(NamedTuple):
         elif options.deviation > 0:
             level = rng.gauss(level, options.deviation)
         level = max(0.0, min(level, options.highest))
-        value = value_of(level / MAX_MAGNITUDE, rng) if value_of else 0.0
+        operation = timm_operation(self.name, level / MAX_MAGNITUDE, rng)
+        name, value, _ = operation
         if name not in GEOMETRIC:
-            return (Operation(name, value),)
+            return (operation,)
         if name.startswith("translate"):
             value *= options.shift
         return (Operation(name, value, choose(options.resamples, rng)),)
@@ -95,46 +94,45 @@ def negate(value: float, rng: Random) -> float:
     return -value if rng.random() > 0.5 else value
 
 
-def _enhance(share: float, rng: Random) -> float:
-    return share * 1.8 + 0.1
-
-
-def _enhance_increasing(share: float, rng: Random) -> float:
-    return max(0.1, 1.0 + negate(share * 0.9, rng))
-
-
-def _up_to(limit: float) -> Callable[[float, Random], float]:
-    return lambda share, rng: negate(share * limit, rng)
-
-
-# {timm's name: (our name, function that returns the value for magnitude / 10, or None if there is no value)}
-TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] = {
-    "AutoContrast": ("autocontrast", None),
-    "Equalize": ("equalize", None),
-    "Invert": ("invert", None),
-    "Rotate": ("rotate", _up_to(30.0)),
-    "ShearX": ("shear_x", _up_to(0.3)),
-    "ShearY": ("shear_y", _up_to(0.3)),
-    "TranslateXRel": ("translate_x", _up_to(1.0)),
-    "TranslateYRel": ("translate_y", _up_to(1.0)),
-    "Posterize": ("posterize", lambda share, rng: int(share * 4)),
-    "PosterizeIncreasing": ("posterize", lambda share, rng: 4 - int(share * 4)),
-    "PosterizeOriginal": ("posterize", lambda share, rng: int(share * 4) + 4),
-    "Solarize": ("solarize", lambda share, rng: min(256, int(share * 256))),
-    "SolarizeIncreasing": ("solarize", lambda share, rng: 256 - min(256, int(share * 256))),
-    "SolarizeAdd": ("solarize_add", lambda share, rng: min(128, int(share * 110))),
-    "Color": ("color", _enhance),
-    "Contrast": ("contrast", _enhance),
-    "Brightness": ("brightness", _enhance),
-    "Sharpness": ("sharpness", _enhance),
-    "ColorIncreasing": ("color", _enhance_increasing),
-    "ContrastIncreasing": ("contrast", _enhance_increasing),
-    "BrightnessIncreasing": ("brightness", _enhance_increasing),
-    "SharpnessIncreasing": ("sharpness", _enhance_increasing),
-    "Desaturate": ("color", lambda share, rng: 1.0 - min(1.0, 0.5 + 0.5 * share)),
-    "GaussianBlur": ("gaussian_blur", lambda share, rng: min(2.0, 0.1 + 1.9 * share)),
-    "GaussianBlurRand": ("gaussian_blur", lambda share, rng: rng.uniform(0.1, 2.0 * min(1.0, share))),
-}
+# A case for each operation is easier to compare with timm than several functions.
+def timm_operation(name: str, share: float, rng: Random) -> Operation:  # noqa: C901
+    """Return timm's operation of this name, with its value for the magnitude 10 * `share`."""
+    match name:
+        case "AutoContrast" | "Equalize" | "Invert":
+            return Operation(name.lower())
+        case "Rotate":
+            return Operation("rotate", negate(share * 30.0, rng))
+        case "ShearX":
+            return Operation("shear_x", negate(share * 0.3, rng))
+        case "ShearY":
+            return Operation("shear_y", negate(share * 0.3, rng))
+        case "TranslateXRel":
+            return Operation("translate_x", negate(share, rng))
+        case "TranslateYRel":
+            return Operation("translate_y", negate(share, rng))
+        case "Posterize":
+            return Operation("posterize", int(share * 4))
+        case "PosterizeIncreasing":
+            return Operation("posterize", 4 - int(share * 4))
+        case "PosterizeOriginal":
+            return Operation("posterize", int(share * 4) + 4)
+        case "Solarize":
+            return Operation("solarize", min(256, int(share * 256)))
+        case "SolarizeIncreasing":
+            return Operation("solarize", 256 - min(256, int(share * 256)))
+        case "SolarizeAdd":
+            return Operation("solarize_add", min(128, int(share * 110)))
+        case "Color" | "Contrast" | "Brightness" | "Sharpness":
+            return Operation(name.lower(), share * 1.8 + 0.1)
+        case "ColorIncreasing" | "ContrastIncreasing" | "BrightnessIncreasing" | "SharpnessIncreasing":
+            return Operation(name.removesuffix("Increasing").lower(), max(0.1, 1.0 + negate(share * 0.9, rng)))
+        case "Desaturate":
+            return Operation("color", 1.0 - min(1.0, 0.5 + 0.5 * share))
+        case "GaussianBlur":
+            return Operation("gaussian_blur", min(2.0, 0.1 + 1.9 * share))
+        case "GaussianBlurRand":
+            return Operation("gaussian_blur", rng.uniform(0.1, 2.0 * min(1.0, share)))
+    raise AssertionError(f"{name} is no operation of timm")
 
 
 class OneOfMany(NamedTuple):
@@ -240,7 +238,8 @@ def box_of(radius: float) -> tuple[int, int, int]:
 def _box_means(pixels: np.ndarray, side: int, reach: int, weight: int, beyond: int) -> np.ndarray:
     """Compute the mean over a box along one side. Outside of the image, the border's pixels are repeated."""
     margin, length = reach + 1, pixels.shape[side]
-    shape = [size + 2 * margin * (number == side) for number, size in enumerate(pixels.shape)]
+    shape = [*pixels.shape]
+    shape[side] += 2 * margin
     padded = np.empty(shape, np.uint32)
     line = padded.swapaxes(0, side)  # the same memory, with the side in front
     line[margin : margin + length] = pixels.swapaxes(0, side)
@@ -263,7 +262,13 @@ def _grey(pixels: Tensor) -> Tensor:
     return torch.mv(pixels.view(-1, 3), torch.tensor(GREY, dtype=torch.float32)).add_(0x8000).mul_(1 / 0x10000).floor_()
 
 
-ARITHMETIC = {each.__name__: each for each in (brightness, contrast, color, solarize, gaussian_blur)}
+ARITHMETIC = {
+    "brightness": brightness,
+    "contrast": contrast,
+    "color": color,
+    "solarize": solarize,
+    "gaussian_blur": gaussian_blur,
+}
 Fill = int | tuple[int, ...]  # the colour of pixels that a rotation or shift uncovers
 
 
@@ -292,31 +297,40 @@ def _in_turn(operations: tuple[Operation, ...], pixels: np.ndarray, fill: Fill) 
             pixels = numbers.numpy().astype(np.uint8)  # numpy takes a quarter of torch's time for this
         else:
             image = _to_image(pixels)
-            for name, value, resample in group:
-                image = _pillow_operations()[name](image, value, resample=resample, fillcolor=fill)
+            for operation in group:
+                image = _by_pillow(image, operation, fill)
             pixels = np.array(image).reshape(shape)
     return pixels
 
 
-@functools.cache
-def _pillow_operations() -> dict[str, Callable[..., Image.Image]]:
-    """Return {name: function(image, value, resample=, fillcolor=)} for the operations that are not in ARITHMETIC."""
+# As above, there is a case for each operation.
+def _by_pillow(image: Image.Image, operation: Operation, fill: Fill) -> Image.Image:  # noqa: C901
+    """Return the image after an operation that is not in ARITHMETIC."""
     from timm.data import auto_augment as timm  # imported here: the import takes a second, and most runs do not need it
 
-    def posterize(image: Image.Image, bits: float, **options) -> Image.Image:
-        # timm's strongest posterize keeps no bits, which is black. Pillow 13 refuses 0 bits; older versions do not.
-        return timm.posterize(image, int(bits)) if bits >= 1 else Image.new(image.mode, image.size)
-
-    return {
-        "autocontrast": lambda image, _, **options: timm.auto_contrast(image),
-        "equalize": lambda image, _, **options: timm.equalize(image),
-        "invert": lambda image, _, **options: timm.invert(image),
-        "posterize": posterize,
-        "solarize_add": timm.solarize_add,
-        "sharpness": timm.sharpness,
-        "rotate": timm.rotate,
-        "shear_x": timm.shear_x,
-        "shear_y": timm.shear_y,
-        "translate_x": timm.translate_x_abs,
-        "translate_y": timm.translate_y_abs,
-    }
+    name, value, resample = operation
+    match name:
+        case "autocontrast":
+            return timm.auto_contrast(image)
+        case "equalize":
+            return timm.equalize(image)
+        case "invert":
+            return timm.invert(image)
+        case "posterize":
+            # timm's strongest posterize keeps no bits, which is black. Pillow 13 refuses 0 bits; older versions do not.
+            return timm.posterize(image, int(value)) if value >= 1 else Image.new(image.mode, image.size)
+        case "solarize_add":
+            return timm.solarize_add(image, value)
+        case "sharpness":
+            return timm.sharpness(image, value)
+        case "rotate":
+            return timm.rotate(image, value, resample=resample, fillcolor=fill)
+        case "shear_x":
+            return timm.shear_x(image, value, resample=resample, fillcolor=fill)
+        case "shear_y":
+            return timm.shear_y(image, value, resample=resample, fillcolor=fill)
+        case "translate_x":
+            return timm.translate_x_abs(image, value, resample=resample, fillcolor=fill)
+        case "translate_y":
+            return timm.translate_y_abs(image, value, resample=resample, fillcolor=fill)
+    raise AssertionError(f"{name} is no operation")

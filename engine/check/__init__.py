@@ -147,7 +147,7 @@ class Check:
             table.say(f"{process.device}; processes: {process.world_size}")
         prepare_torch(config, process, table)
         more = refusals(config) if self.parts == "both" else {}
-        for title, refuse in {"precision": lambda: Precision(config, process.device), **more}.items():
+        for title, refuse in {"precision": partial(Precision, config, process.device), **more}.items():
             with suppress(UserError), table.section(title):
                 refuse()
         with table.section("checkpoint"):
@@ -162,11 +162,12 @@ class Check:
         """Open the data as a run would. `inputs` are missing if the checkpoint cannot be read."""
         prior, process = (inputs.prior, inputs.process) if inputs else (prior_facts_of(self.loaded), None)
         with self.table.section("data"):
-            cache = CacheProgress(
-                self.table.say, self.table.warn, is_check=True, within=lambda: self.table.section("cache")
-            )
+            cache = CacheProgress(self.table.say, self.table.warn, is_check=True, within=self.cache_section)
             self.opened = open_data(self.config, self.parts, prior, process, output=self.config.SAVE, cache=cache)
         return self.opened
+
+    def cache_section(self) -> contextlib.AbstractContextManager[None]:
+        return self.table.section("cache")
 
     def check_data(self) -> None:
         """Read the images and add the rows about them, even if the run cannot be planned for another reason."""

@@ -52,7 +52,7 @@ class ScanResult:
         return self.image_set.name(self.index(number))
 
     def describe_count(self) -> str:
-        return f"{self.count:,}" + f" of {len(self.image_set):,}" * self.is_sample
+        return f"{self.count:,} of {len(self.image_set):,}" if self.is_sample else f"{self.count:,}"
 
     def read(self, contents: ImageContents, start: int, title: str) -> Counter[str]:
         """Read the images in threads, with a progress bar on a terminal.
@@ -154,9 +154,12 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     fewest = f"{present.min():,} to " if present.min() < present.max() else ""
     notes = [f"{len(names):,}, each with {fewest}{counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
-        may_repeat = not config.task.has_several_classes and config.DATA.DATASET not in IN_THEIR_ORDER
-        remedies = f"; {'DATA.SAMPLER=balanced or ' * may_repeat}TRAIN.CLASS_WEIGHTS=auto (-opts) helps small classes"
-        notes.append(f"uneven: {names[counts.argmax()]} has the most images{remedies * bool(train and counts.all())}")
+        note = f"uneven: {names[counts.argmax()]} has the most images"
+        if train and counts.all():
+            may_repeat = not config.task.has_several_classes and config.DATA.DATASET not in IN_THEIR_ORDER
+            sampler = "DATA.SAMPLER=balanced or " if may_repeat else ""
+            note += f"; {sampler}TRAIN.CLASS_WEIGHTS=auto (-opts) helps small classes"
+        notes.append(note)
     if (config.MODEL.NUM_CLASSES or 0) > len(names):
         notes.append(f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES:,}")
     unseen = [names[number] for number in np.flatnonzero((num_val == 0) & (counts > 0))]
@@ -186,11 +189,11 @@ def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
     """Report unreadable images by name. Above `max_fraction` (DATA.MAX_BAD_FRACTION) the verdict is WRONG."""
     title, bad = f"{part} images", sorted(scan.reasons)
+    of_sample = " read" if scan.is_sample else ""
     if not bad:
-        return Finding(title, f"{scan.describe_count()}{' read' * scan.is_sample}, all readable")
+        return Finding(title, f"{scan.describe_count()}{of_sample}, all readable")
     named = [f"{scan.name(number)} ({scan.reasons[number]})" for number in bad]
-    read = f"{scan.count:,}{' read' * scan.is_sample}"
-    share = f"{len(bad):,} of {read} ({len(bad) / scan.count:.2%}) cannot be read"
+    share = f"{len(bad):,} of {scan.count:,}{of_sample} ({len(bad) / scan.count:.2%}) cannot be read"
     text = f"{share}; DATA.MAX_BAD_FRACTION is {max_fraction:g}:\n{first_of(named, LINE_EACH)}"
     verdict = WRONG if len(bad) > num_allowed(max_fraction, scan.count) else WARN
     return Finding(title, text, verdict, "repair or remove them")
@@ -206,7 +209,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
     smaller = float((sides.min(axis=1) < image_size).mean())
     note = f"; {smaller:.1%} are enlarged to DATA.IMAGE_SIZE {image_size}" if smaller else ""
-    of = f" of {scan.describe_count()} images" * scan.is_sample
+    of = f" of {scan.describe_count()} images" if scan.is_sample else ""
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
 
 

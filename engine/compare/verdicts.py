@@ -63,7 +63,8 @@ def _on_data_set(
     metric = group_runs([*sides[0], *sides[1]], metric, common)[0].metric
     one, two = (Group(number, {}, runs, metric, common) for number, runs in enumerate(sides, start=1))
     if not (one.best and two.best):
-        raise ConfigError(f"-json: {sources[bool(one.best)]} was never evaluated; give another run")
+        source = sources[1] if one.best else sources[0]
+        raise ConfigError(f"-json: {source} was never evaluated; give another run")
     gap, smaller = difference(two.best, one.best), METRICS[metric].smaller_is_better
     test = image_test(one.runs[0], two.runs[0]) if metric == task_of(one.runs[0]).metric_of_images else None
     word, facts = verdict(gap.value, gap.is_noise, smaller), {"difference": gap.value, "interval": None}

@@ -68,7 +68,11 @@ def keeping_features(make_tally: MakeTally, models: list[nn.Module], trainer: Tr
         if CALIBRATION in trainer.parts and not why_no_features(models[0], trainer.config):
             taps = [stack.enter_context(contextlib.closing(Tap(model))) for model in models]
             left = iter(taps)
-            yield lambda *sizes: FeatureTally(next(left), make_tally(*sizes), sizes[-1])
+
+            def make_feature_tally(*sizes) -> FeatureTally:
+                return FeatureTally(next(left), make_tally(*sizes), sizes[-1])
+
+            yield make_feature_tally
         else:
             yield make_tally
 

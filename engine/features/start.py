@@ -86,7 +86,10 @@ def score_start(saves: Saves, eval_data: EvalData, bad_images: BadImages) -> tup
     plan, trainer = saves.plan, saves.trainer
 
     def also_gathering(make_tally: MakeTally) -> MakeTally:
-        return lambda *sizes: TwoTallies(make_tally(*sizes), gathered)
+        def make_both(*sizes) -> TwoTallies:
+            return TwoTallies(make_tally(*sizes), gathered)
+
+        return make_both
 
     with tapped(trainer) as tap:
         gathered = Gathered(tap) if len(plan.eval_set) <= MOST_IMAGES else None

@@ -53,7 +53,11 @@ def write_review(folder: Path, rows: Sequence[Row], data: DataSet) -> list[Path]
     with naming_output(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / RECORD, json.dumps(_record(rows, data), indent=1) + "\n")
-        sheets = [*draw_sheets(folder / SHEET, lambda part: [_tile(row, data) for row in rows[part]], len(rows))]
+
+        def tiles(part: slice) -> list[Tile]:
+            return [_tile(row, data) for row in rows[part]]
+
+        sheets = [*draw_sheets(folder / SHEET, tiles, len(rows))]
         cells = [
             [data.name(row.image), data.label(row.image), row.suggestion, _share(row), row.reason, ""] for row in rows
         ]

@@ -1,12 +1,12 @@
-"""The columns of metrics.csv and steps.csv, each with its meaning and its value.
+"""The columns of metrics.csv and steps.csv, their values, and their texts on the terminal and in log.txt.
 
-COLUMNS defines the metrics of an epoch for tables, trackers, the terminal, log.txt and docs/tracking.md.
+`epoch_row` computes an epoch's metrics for tables, trackers, the terminal and log.txt. COLUMNS describes them.
 """
 
 import math
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -49,112 +49,41 @@ class Epoch(NamedTuple):
         return self.result.num_images / max(self.result.training_seconds, 1e-9)
 
 
-# The kinds of lines in log.txt about an epoch.
-TRAINING, VALIDATION, MACHINE = "training", "validation", "machine"
-
-
 class Column(NamedTuple):
-    """A column of metrics.csv, and the format in which its value is printed."""
+    """A column of metrics.csv. `epoch_row` computes its value."""
 
     name: str
     meaning: str
-    value: Callable[[Epoch], float | Row | None]  # may return a row, which fills several columns
-    # A column with a title is also shown in the epoch's line on a terminal.
+    # A column with a title is also shown in the epoch's line on a terminal, in this format.
     title: str = ""
-    text: Callable[[float], str] = "{:.4f}".format
+    text: str = "{:.4f}"
     width: int = 8
-    # Returns the text for log.txt. The column is left out there if `log_text` is None or the text is empty.
-    log_text: Callable[[float], str] | None = None
-    line: str = TRAINING
     is_repeatable: bool = True  # false for measurements that differ between identical runs, such as times
 
 
 OF_LAYERS = "; with `TRAIN.LAYER_DECAY`, the classifier's rate (earlier layers have a fraction of this rate)"
 # The first six columns are the columns of timm's summary.csv. Scores are in percent unless the meaning says otherwise.
 COLUMNS = (
-    Column(
-        "epoch",
-        "number of the epoch, from 0; -1: evaluation of the initial weights, before training",
-        lambda epoch: epoch.trainer.epoch,
-    ),
-    Column(
-        "train_loss",
-        "mean training loss",
-        lambda epoch: finite(epoch.result.report.mean_loss),
-        title="loss",
-        width=6,
-        log_text="Train Loss: {:.4f}".format,
-    ),
-    Column("eval_loss", "validation loss", lambda epoch: epoch.score("loss", 6), title="val loss"),
-    Column("eval_top1", "validation top-1 accuracy", lambda epoch: epoch.score("top1")),
-    Column("eval_top5", "validation top-5 accuracy", lambda epoch: epoch.score("top5")),
-    Column("lr", f"learning rate of the last update{OF_LAYERS}", lambda epoch: epoch.result.report.lr),
-    Column(
-        "train_top1",
-        "top-1 accuracy on augmented training images",
-        lambda epoch: finite(100 * epoch.result.report.accuracy),
-        log_text=lambda percent: f"Train Acc: {percent / 100:.4f}" if math.isfinite(percent) else "",
-    ),
+    Column("epoch", "number of the epoch, from 0; -1: evaluation of the initial weights, before training"),
+    Column("train_loss", "mean training loss", title="loss", width=6),
+    Column("eval_loss", "validation loss", title="val loss"),
+    Column("eval_top1", "validation top-1 accuracy"),
+    Column("eval_top5", "validation top-5 accuracy"),
+    Column("lr", f"learning rate of the last update{OF_LAYERS}"),
+    Column("train_top1", "top-1 accuracy on augmented training images"),
     Column(
         ", ".join(f"eval_{name}" for name in METRICS if name not in USUAL),
         "further scores, if the task of the run has them; names of the EMA's scores end in `_ema`",
-        Epoch.further_scores,
     ),
-    Column("step", "total number of updates at the end of the epoch", lambda epoch: epoch.trainer.step),
-    Column(
-        "images_per_s",
-        "training images per second",
-        lambda epoch: round(epoch.images_per_s, 1),
-        title="images/s",
-        text=lambda speed: f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}",
-        log_text="{:.1f} images/s".format,
-        line=MACHINE,
-        is_repeatable=False,
-    ),
-    Column(
-        "data_wait_pct",
-        "percentage of the training time spent waiting for data",
-        lambda epoch: epoch.result.times.get("data"),
-        is_repeatable=False,
-    ),
-    Column(
-        "memory_mb",
-        "peak memory of the device in MiB (on CPUs: of process 0)",
-        lambda epoch: round(peak_memory(epoch.trainer.process.device) / 2**20),
-        log_text="{:.0f} MB".format,
-        line=MACHINE,
-        is_repeatable=False,
-    ),
-    Column(
-        "loss_scale",
-        "loss scale in half precision",
-        lambda epoch: epoch.result.report.loss_scale,
-        log_text=lambda scale: f"loss scale {scale:g}" if scale != 1 else "",
-        line=MACHINE,
-    ),
-    Column(
-        "skipped",
-        "updates skipped in the epoch",
-        lambda epoch: epoch.result.report.skipped,
-        log_text=lambda skipped: f"{counted(skipped, 'update')} skipped" if skipped else "",
-        line=MACHINE,
-    ),
-    Column("grad_norm", "mean norm of the gradient", lambda epoch: round(epoch.result.report.mean_grad_norm, 6)),
-    Column(
-        "train_seconds",
-        "training time in seconds",
-        lambda epoch: round(epoch.result.training_seconds, 3),
-        log_text="time: {:.2f}".format,
-        is_repeatable=False,
-    ),
-    Column(
-        "eval_seconds",
-        "evaluation time in seconds",
-        lambda epoch: round(epoch.result.evaluation_seconds, 3),
-        log_text="time: {:.2f}".format,
-        line=VALIDATION,
-        is_repeatable=False,
-    ),
+    Column("step", "total number of updates at the end of the epoch"),
+    Column("images_per_s", "training images per second", title="images/s", text="{:,.0f}", is_repeatable=False),
+    Column("data_wait_pct", "percentage of the training time spent waiting for data", is_repeatable=False),
+    Column("memory_mb", "peak memory of the device in MiB (on CPUs: of process 0)", is_repeatable=False),
+    Column("loss_scale", "loss scale in half precision"),
+    Column("skipped", "updates skipped in the epoch"),
+    Column("grad_norm", "mean norm of the gradient"),
+    Column("train_seconds", "training time in seconds", is_repeatable=False),
+    Column("eval_seconds", "evaluation time in seconds", is_repeatable=False),
 )
 # The columns of steps.csv, which has one row per report. Their values are fields of `Report`.
 STEP_COLUMNS = {
@@ -173,12 +102,54 @@ STEP_COLUMNS = {
 
 
 def epoch_row(epoch: Epoch) -> Row:
-    """Return the row of metrics.csv for an epoch."""
-    row: Row = {}
-    for column in COLUMNS:
-        value = column.value(epoch)
-        row |= value if isinstance(value, dict) else {column.name: value}
-    return row
+    """Return the row of metrics.csv for an epoch. Its columns have the order of COLUMNS."""
+    trainer, result, report = epoch.trainer, epoch.result, epoch.result.report
+    return {
+        "epoch": trainer.epoch,
+        "train_loss": finite(report.mean_loss),
+        "eval_loss": epoch.score("loss", 6),
+        "eval_top1": epoch.score("top1"),
+        "eval_top5": epoch.score("top5"),
+        "lr": report.lr,
+        "train_top1": finite(100 * report.accuracy),
+        **epoch.further_scores(),
+        "step": trainer.step,
+        "images_per_s": round(epoch.images_per_s, 1),
+        "data_wait_pct": epoch.result.times.get("data"),
+        "memory_mb": round(peak_memory(trainer.process.device) / 2**20),
+        "loss_scale": report.loss_scale,
+        "skipped": report.skipped,
+        "grad_norm": round(report.mean_grad_norm, 6),
+        "train_seconds": round(result.training_seconds, 3),
+        "eval_seconds": round(result.evaluation_seconds, 3),
+    }
+
+
+def terminal_text(column: Column, value: float | None) -> str:
+    """Return the value of a column with a title, as it is shown on a terminal."""
+    if value is None:
+        return "-"
+    if column.name == "images_per_s" and value < 10:
+        return f"{value:.2f}"
+    return column.text.format(value)
+
+
+def training_texts(row: Row) -> Iterator[str]:
+    """Yield the figures of an epoch's training in log.txt."""
+    yield f"Train Loss: {math.nan if row['train_loss'] is None else row['train_loss']:.4f}"
+    if row["train_top1"] is not None:
+        yield f"Train Acc: {row['train_top1'] / 100:.4f}"
+    yield f"time: {row['train_seconds']:.2f}"
+
+
+def machine_texts(row: Row) -> Iterator[str]:
+    """Yield an epoch's speed, memory and numerical problems for log.txt."""
+    yield f"{row['images_per_s']:.1f} images/s"
+    yield f"{row['memory_mb']:.0f} MB"
+    if row["loss_scale"] != 1:
+        yield f"loss scale {row['loss_scale']:g}"
+    if row["skipped"]:
+        yield f"{counted(row['skipped'], 'update')} skipped"
 
 
 def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:

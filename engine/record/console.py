@@ -8,7 +8,7 @@ from dataclasses import replace
 from configs.schema import Config
 from configs.tables import METRICS
 from engine.evaluation.scores import Best, Scores, format_value
-from engine.record.columns import COLUMNS, MACHINE, TRAINING, VALIDATION, Epoch, Row, epoch_row
+from engine.record.columns import COLUMNS, Epoch, Row, epoch_row, machine_texts, terminal_text, training_texts
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import Forecast
@@ -51,12 +51,11 @@ class Console(Callback):
         self._report, self._read = report, self._clock()
         self._log.describe_bar(lambda: self._describe(trainer))
         steps_per_epoch = trainer.data.steps_per_epoch
+        accuracy = f", Avg Acc: {report.accuracy:.4f}" if math.isfinite(report.accuracy) else ""
         self._log.detail(
             f"Epoch[{report.epoch + 1:03d}/{trainer.schedule.num_epochs:03d}], "
             f"Step[{report.step % steps_per_epoch:04d}/{steps_per_epoch:04d}], Lr: {report.lr:.6f}, "
-            f"Loss: {report.loss:.4f} ({report.mean_loss:.4f})"
-            + f", Avg Acc: {report.accuracy:.4f}"
-            * math.isfinite(report.accuracy)
+            f"Loss: {report.loss:.4f} ({report.mean_loss:.4f}){accuracy}"
         )
 
     def _describe(self, trainer: Trainer) -> str:
@@ -64,7 +63,8 @@ class Console(Callback):
         left, report = self._forecast.left(trainer, trainer.epoch), self._report
         parts = [f"{format_time(left)} left"] if left is not None else []
         if report:
-            parts += [f"loss {report.mean_loss:.3f}", *[f"acc {report.accuracy:.1%}"] * math.isfinite(report.accuracy)]
+            parts.append(f"loss {report.mean_loss:.3f}")
+            parts += [f"acc {report.accuracy:.1%}"] if math.isfinite(report.accuracy) else []
             parts += [f"scale {report.loss_scale:g}"] if report.loss_scale != 1 else []
         return ", ".join(parts)
 
@@ -106,15 +106,12 @@ class EpochPrinter:
     def log_lines(self, row: Row, epoch: Epoch, num_epochs: int) -> list[str]:
         """Return an epoch's log lines. `row` is its row in metrics.csv. Only process 0 logs speed and memory."""
         head = f"----- Epoch[{epoch.trainer.epoch + 1:03d}/{num_epochs:03d}], "
-        lines = [f"{head}{', '.join(_log_texts(row, TRAINING))}"]
+        lines = [f"{head}{', '.join(training_texts(row))}"]
         for suffix, scores in epoch.result.scores.items():
             described = scores.describe("EMA Validation" if suffix else "Validation")
-            lines.append(f"{head}{', '.join([described, *_log_texts(row, VALIDATION)])}")
+            lines.append(f"{head}{described}, time: {row['eval_seconds']:.2f}")
         if epoch.trainer.process.is_first:
-            lines += [
-                f"      {', '.join(_log_texts(row, MACHINE))}",
-                f"      time: {describe_times(epoch.result.times)}",
-            ]
+            lines += [f"      {', '.join(machine_texts(row))}", f"      time: {describe_times(epoch.result.times)}"]
         return lines
 
     def terminal_lines(
@@ -144,20 +141,10 @@ class EpochPrinter:
                 yield title, width, self._show(scores.get(""))
                 if self._has_ema:
                     yield f"EMA {title}", 4 + width, self._show(scores.get("_ema"))
-                is_new = best.epoch == row["epoch"] + 1
-                yield "best", 8, f"{'*' * is_new}{format_value(best.metric, best.value)}" if best.exists else "-"
+                star = "*" if best.epoch == row["epoch"] + 1 else ""
+                yield "best", 8, f"{star}{format_value(best.metric, best.value)}" if best.exists else "-"
             elif column.title:
-                value = row[column.name]
-                yield column.title, column.width, "-" if value is None else column.text(value)
+                yield column.title, column.width, terminal_text(column, row[column.name])
 
     def _show(self, scores: Scores | None) -> str:
         return format_value(self._metric, getattr(scores, self._metric)) if scores else "-"
-
-
-def _log_texts(row: Row, line: str) -> Iterator[str]:
-    """Yield the values of this kind of log.txt line as text. An unknown value is printed as nan."""
-    for column in COLUMNS:
-        if column.log_text and column.line == line:
-            value = row[column.name]
-            if text := column.log_text(math.nan if value is None else value):
-                yield text

@@ -81,13 +81,14 @@ def wider(values: Sequence[float]) -> tuple[float, float]:
 
 def chart_of(plot: Plot) -> dict[str, Any]:
     """Lay out the curves of a run."""
-    marks = [Series("line", name, thinned(points)) for name, points in plot.curves.items()]
+    title, marks = plot.title, [Series("line", name, thinned(points)) for name, points in plot.curves.items()]
     marks += [mark._replace(kind="dots") for mark in marks if len(mark.points) < MOST_MARKED]
     marks += [Series("rings", f"best epoch, {plot.best[0]}", [plot.best])] if plot.best else []
     marks += [Series("dots", "updates skipped", plot.skipped)] if plot.skipped else []
     if plot.is_scale:
         marks = [mark._replace(points=[(step, math.log2(scale)) for step, scale in mark.points]) for mark in marks]
-    return chart(plot.title + ", as a power of 2" * plot.is_scale, plot.x, marks, plot.text)
+        title += ", as a power of 2"
+    return chart(title, plot.x, marks, plot.text)
 
 
 def thinned(points: Sequence[Point]) -> Sequence[Point]:

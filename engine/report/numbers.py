@@ -39,7 +39,7 @@ def number_section(run: SavedRun) -> dict[str, Any] | None:
     if widths := record.get("calibration", {}).get("interval"):
         names = [row[0] for row in rows]
         halves = (f"{name} ± {half:.4g}" for name, half in zip(names, widths, strict=False) if half is not None)
-        chose = "; these also chose the weights" * record["calibration"]["chose_weights"]
+        chose = "; these also chose the weights" if record["calibration"]["chose_weights"] else ""
         images = counted(record["calibration"]["num_images"], "validation image")
         if groups := record["calibration"].get("num_groups"):
             images += f" of {counted(groups, 'group')}"

@@ -181,9 +181,21 @@ def format_date(text: str | None) -> str:
     return (text or "")[:16].replace("T", " ")
 
 
+def thousands(number: float) -> str:
+    return f"{number:,}"
+
+
 # The functions that page.html calls
-FORMATS = {each.__name__: each for each in (counted, format_bytes, format_duration, format_value, format_speed)}
-FORMATS |= {"format_date": format_date, "quote": shlex.quote, "thousands": "{:,}".format}
+FORMATS = {
+    "counted": counted,
+    "format_bytes": format_bytes,
+    "format_date": format_date,
+    "format_duration": format_duration,
+    "format_speed": format_speed,
+    "format_value": format_value,
+    "quote": shlex.quote,
+    "thousands": thousands,
+}
 
 
 def interval(run: SavedRun) -> str:

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from configs.schema import to_seconds
@@ -115,9 +116,8 @@ class Budget(Callback):
         if schedule.choices and not self._times.evaluation:  # a resumed run waits for its first evaluation
             return
         self._has_chosen = self._has_chosen or not schedule.choices
-        num_updates = trainer.process.first(
-            lambda: self._adjusted(step, schedule) if schedule.choices else self.fitting(step)
-        )
+        choose = partial(self._adjusted, step, schedule) if schedule.choices else partial(self.fitting, step)
+        num_updates = trainer.process.first(choose)
         self._chooses_at = step + max(MEASURED, (num_updates - step) // CHECKS)
         self._apply(trainer, num_updates)
 

@@ -59,7 +59,8 @@ class Teacher(nn.Module):
         """Return the number of parameters and the changes to the student's images, for the log."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
         resized = f", images resized to {self.side} x {self.side}" if self.side else ""
-        return f"{count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"
+        normalized = ", images normalized as its weights expect" if self.renormalizes else ""
+        return f"{count:,} parameters{resized}{normalized}"
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them."""

@@ -79,6 +79,10 @@ def _from_buffer(data, dtype: _Dtype, shape: tuple, order: str) -> _Array:
     return result
 
 
+def _scalar(dtype: _Dtype, data) -> float:
+    return _from_buffer(data, dtype, (), "C").array.item()
+
+
 def _encode(text: str, encoding: str) -> bytes:
     """Return the bytes that pickle protocol 2 wrote as encoded text."""
     if encoding not in ("latin1", "latin-1"):
@@ -96,7 +100,7 @@ def _eval(code: str, names: dict | None = None) -> _Array:
 
 STAND_INS = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy.core.multiarray", "scalar"): lambda dtype, data: _from_buffer(data, dtype, (), "C").array.item(),
+    ("numpy.core.multiarray", "scalar"): _scalar,
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
     ("numpy", "ndarray"): "ndarray",  # a placeholder, because it is only an argument of _reconstruct
     ("numpy", "dtype"): _Dtype,

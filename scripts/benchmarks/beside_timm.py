@@ -170,10 +170,17 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
 
     def make_optimizer(*args, **options):
         optimizer = create_optimizer(*args, **options)
-        optimizer.register_step_pre_hook(
-            lambda *arguments: rates.append(sorted({g["lr"] for g in optimizer.param_groups}))
-        )
+        optimizer.register_step_pre_hook(note_rates)
         return optimizer
+
+    def note_rates(optimizer, *arguments):
+        rates.append(sorted({group["lr"] for group in optimizer.param_groups}))
+
+    def make_dataset(*args, **options):
+        return None
+
+    def make_loader(*args, **options):
+        return Loader(batches)
 
     class Task(base):
         def forward(self, *args):
@@ -183,8 +190,7 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
             return result
 
     script.create_model, script.create_optimizer_v2, script.ClassificationTask = make_model, make_optimizer, Task
-    script.create_dataset = lambda *args, **options: None
-    script.create_loader = lambda *args, **options: Loader(batches)
+    script.create_dataset, script.create_loader = make_dataset, make_loader
     from scripts.from_timm import read_arguments
 
     arguments = read_arguments(words)

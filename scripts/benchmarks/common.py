@@ -189,7 +189,8 @@ def machine(kind: str | None = None) -> str:
 
     cpuinfo = Path("/proc/cpuinfo")
     has_bf16 = cpuinfo.exists() and "avx512_bf16" in cpuinfo.read_text()
-    name = name_of(torch.device("cpu")) + " with avx512_bf16" * has_bf16
+    name = name_of(torch.device("cpu"))
+    name += " with avx512_bf16" if has_bf16 else ""
     devices = [f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} used"]
     versions = f"torch {torch.__version__}, timm {version('timm')}, Python {platform.python_version()}"
     if torch.cuda.is_available() and kind in (None, "cuda"):

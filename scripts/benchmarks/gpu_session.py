@@ -143,7 +143,12 @@ def run_within(command: str, seconds: float, path: Path) -> str:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "cwd": ROOT}
     options["env"] = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(words, **options, preexec_fn=die_with_parent)
-    reader = threading.Thread(target=lambda: [record(path, line.rstrip("\n")) for line in process.stdout])
+
+    def record_output() -> None:
+        for line in process.stdout:
+            record(path, line.rstrip("\n"))
+
+    reader = threading.Thread(target=record_output)
     reader.start()
     try:
         code = process.wait(max(seconds, 0))

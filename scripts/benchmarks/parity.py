@@ -112,7 +112,7 @@ def tabulate(title: str, runs: dict[str, list[Run]], verdicts: dict[str, Verdict
             figures, fp32 = ([getattr(run, field) for run in side] for side in (own, runs["fp32"]))
             ratios = [100 * (figure / its - 1) for figure, its in zip(figures, fp32, strict=True)]
             against = f" ({statistics.mean(ratios):+.1f}, {min(ratios):+.1f} to {max(ratios):+.1f})"
-            row.append(f"{statistics.mean(figures):.4g}" + against * (name != "fp32"))
+            row.append(f"{statistics.mean(figures):.4g}" + ("" if name == "fp32" else against))
         rows.append(row)
     columns = ["mode", "validation top-1 of each seed, %", "mean", "standard deviation", "against fp32"]
     columns += ["training loss (against fp32, %)", "gradient norm (against fp32, %)"]

@@ -100,7 +100,8 @@ def _table(settings: Iterable[Setting]) -> str:
 def _row(setting: Setting) -> str:
     is_command = setting.role == START
     name = setting.key if is_command else setting.key.rpartition(".")[2]
-    role = "start" if is_command else setting.role + "\\*" * setting.may_change
+    star = "\\*" if setting.may_change else ""
+    role = "start" if is_command else setting.role + star
     flag = f" `{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
     kind = ("list of " if setting.is_list else "") + _TYPES[setting.kind] + ("s" if setting.is_list else "")
     value = ", ".join(f"`{choice}`" for choice in setting.choices) or f"{kind}{describe_bounds(setting)}"
@@ -109,19 +110,27 @@ def _row(setting: Setting) -> str:
     return f"| `{name}`{flag} | {role} | {value} | {default} | {setting.help} |\n"
 
 
+def data_page() -> str:
+    return with_tables("docs/data.md", (("name", "data", "split", "own settings"), source_rows()))
+
+
+def training_page() -> str:
+    titles = ("torch's", "what it is", "settings", "usual learning rates per 256 images")
+    return with_tables("docs/training.md", (titles, optimizer_rows()))
+
+
+def tracking_page() -> str:
+    of_epochs = (("column of `metrics.csv`", "meaning"), column_rows())
+    of_steps = (("column of `steps.csv`", "meaning"), step_rows())
+    return with_tables("docs/tracking.md", of_epochs, of_steps)
+
+
 # {page: the function that returns its text}
 PAGES = {
     "docs/settings.md": page,
-    "docs/data.md": lambda: with_tables("docs/data.md", (("name", "data", "split", "own settings"), source_rows())),
-    "docs/training.md": lambda: with_tables(
-        "docs/training.md",
-        (("torch's", "what it is", "settings", "usual learning rates per 256 images"), optimizer_rows()),
-    ),
-    "docs/tracking.md": lambda: with_tables(
-        "docs/tracking.md",
-        (("column of `metrics.csv`", "meaning"), column_rows()),
-        (("column of `steps.csv`", "meaning"), step_rows()),
-    ),
+    "docs/data.md": data_page,
+    "docs/training.md": training_page,
+    "docs/tracking.md": tracking_page,
 }
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from PIL import Image
 
 from datasets.pixels.decode import (
     ORIENTATION,
-    TURNS,
     decode,
     has_unknown_range,
     naming_errors,
     open_image,
     orientation_of,
+    turn,
 )
 from datasets.pixels.native.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
 from datasets.pixels.rules import ImageReadError, PixelRules
@@ -94,7 +94,7 @@ def _refuse_large(height: int, width: int, channels: int, rules: PixelRules) -> 
 
 
 def _upright(pixels: np.ndarray, orientation: int, rules: PixelRules) -> np.ndarray:
-    return TURNS[orientation](pixels) if rules.applies_exif and orientation in TURNS else pixels
+    return turn(pixels, orientation) if rules.applies_exif else pixels
 
 
 def _opaque(pixels: np.ndarray, rules: PixelRules, is_multiplied: bool = False) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The lines of epochs on a terminal, advice, and tables that continue the rows of an earlier start of the run."""
 
 import errno
+import math
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 from engine.evaluation.scores import Best, Scores
 from engine.record import columns, console
 from engine.record.advice import DataWaitAdvice
-from engine.record.columns import Epoch, epoch_row, peak_memory
+from engine.record.columns import COLUMNS, Column, Epoch, epoch_row, peak_memory
 from engine.record.console import EpochPrinter
 from engine.record.metrics import EpochRows, Recorder, StepRows
 from engine.train.counters import EpochResult, Report
@@ -46,18 +47,36 @@ def printer_of(tmp_path, *options: str, has_ema: bool = False) -> EpochPrinter:
 F1 = Scores(0.5, 90.0, 99.0, 100, 0, macro_f1=80.0, metric="macro_f1")
 
 
-def test_new_metrics_column_appears_in_csv_row_terminal_and_log(tmp_path, monkeypatch):
-    seven = columns.Column(
-        "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, log_text="Seven: {:.2f}".format
-    )
-    for module in (columns, console):
-        monkeypatch.setattr(module, "COLUMNS", (*columns.COLUMNS, seven))
-    found, printer = result(raw=SCORES), printer_of(tmp_path)
-    lines = lines_of(printer, 3, found, Best(90.0, 3), 200.0)
+def test_column_with_a_title_is_shown_on_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr(console, "COLUMNS", (*COLUMNS, Column("seven", "always 7", title="seven", text="{:.1f}")))
+    row = epoch_row(epoch_of(3, result(raw=SCORES))) | {"seven": 7.0}
+    lines = printer_of(tmp_path).terminal_lines(row, {"": SCORES}, Best(90.0, 3), 200.0, 40)
     assert [line.split()[-2] for line in lines] == ["seven", "7.0"]
-    epoch = epoch_of(3, found)
-    assert epoch_row(epoch)["seven"] == 7.0
-    assert printer.log_lines(epoch_row(epoch), epoch, 40)[0].endswith(", Seven: 7.00")
+
+
+@pytest.mark.parametrize(
+    ("changes", "training", "machine"),
+    [
+        ({}, "Train Loss: 0.2500, Train Acc: 0.9000, time: 2.00", "500.0 images/s, 64 MB"),
+        ({"mean_loss": math.nan, "accuracy": math.nan}, "Train Loss: nan, time: 2.00", "500.0 images/s, 64 MB"),
+        (
+            {"loss_scale": 1024.0, "skipped": 3},
+            "Train Loss: 0.2500, Train Acc: 0.9000, time: 2.00",
+            "500.0 images/s, 64 MB, loss scale 1024, 3 updates skipped",
+        ),
+    ],
+)
+def test_log_omits_unknown_accuracy_usual_scale_and_no_skips(tmp_path, monkeypatch, changes, training, machine):
+    monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20)
+    epoch = epoch_of(3, result(replace(REPORT, **changes), raw=SCORES))
+    lines = printer_of(tmp_path).log_lines(epoch_row(epoch), epoch, 40)
+    assert lines[0].endswith(f", {training}") and lines[1].endswith(", time: 1.00") and lines[2].strip() == machine
+
+
+@pytest.mark.parametrize(("seconds", "speed"), [(2.0, "500"), (0.1, "10,000"), (400.0, "2.50")])
+def test_slow_speeds_have_decimals_on_a_terminal(tmp_path, seconds, speed):
+    slow = replace(result(raw=SCORES), training_seconds=seconds)
+    assert speed in lines_of(printer_of(tmp_path), 3, slow, Best(90.0, 3), None)[-1].split()
 
 
 def test_only_the_line_of_the_best_epoch_has_a_star(tmp_path):
@@ -97,6 +116,15 @@ def test_metrics_row_holds_all_values_of_an_epoch(monkeypatch):
     monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20 + 99_999)
     report = replace(REPORT, loss_scale=1024.0, skipped=3, mean_grad_norm=0.75)
     assert epoch_row(epoch_of(3, result(report, raw=F1))) == USUAL
+
+
+def test_described_columns_are_those_of_a_row_in_its_order():
+    row = epoch_row(epoch_of(3, result(raw=F1)))
+    described = [name for column in COLUMNS for name in column.name.split(", ")]
+    assert [name for name in described if name in row] == [*row]
+    assert all(set(column.name.split(", ")) & row.keys() for column in COLUMNS), (
+        "a column is described but not computed"
+    )
 
 
 def test_old_step_rows_survive_added_columns(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: their content, the best epoch, and the rollback to an earlier state."""
+"""Checkpoints of a run: their content, and the best epoch."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from configs.schema import Config
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
@@ -16,12 +15,11 @@ from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.session import Session
 from engine.tasks.class_tables import ClassResults
-from engine.train.stop_conditions import NonFinite, why_finished
+from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
 from models.weights.record import BEST_SCORES, VERSION_KEY, preprocessing_of
 from models.weights.sharded import PIECES
 from utils import VERSION
-from utils.errors import cause_of
 from utils.runs import BEST, utc_now
 from utils.text import counted
 
@@ -141,7 +139,7 @@ class Saves:
 
     def wait_and_sync_best(self) -> None:
         """Wait for the saver. If best.pth could not be written, the previous best counts again, in every process."""
-        self._wait()
+        self.wait()
         best, self.failure = self.process.first(lambda: (self.saver.best.state(), self.saver.failure))
         self.trainer.best = Best.from_state(best)
 
@@ -156,36 +154,6 @@ class Saves:
         if self.trainer.best != known:
             self.log.say(f"the best epoch was {known.epoch}; now {self.folder / BEST} decides: {self.describe_best()}")
 
-    def roll_back(self, error: NonFinite) -> bool:
-        """Return to the newest checkpoint before a streak of skipped updates.
-
-        Return False and do nothing if there is no such checkpoint or the run has already rolled back once.
-        """
-        from engine.checkpoint.find import find_before, read_checkpoint
-
-        trainer, streak = self.trainer, error.streak
-        if trainer.left_out:  # a second rollback would not help
-            return False
-        self._wait()
-        path = self.process.first(lambda: find_before(self.folder, streak.start, self.log.warn))
-        if path is None:
-            return False
-        trainer.roll_back(read_checkpoint(path, lazily=True), streak)
-        self.reload_best_from_disk()
-        left_out = trainer.left_out[-1]
-        self.log.say(
-            f"{error}; going back to {path}, after step {trainer.step}; updates {left_out.start} to "
-            f"{left_out.stop - 1} are left out this time; {BAD_BATCHES_FILE} names their images"
-        )
-        if self.process.is_first:
-            try:
-                write_bad_batches(self.folder, trainer.data, trainer.left_out)
-            except OSError as failure:
-                file = self.folder / BAD_BATCHES_FILE
-                self.log.warn(f"cannot write {file} ({cause_of(failure)}); training continues")
-        self.save()
-        return True
-
     def describe_best(self) -> str:
         best, config = self.trainer.best, self.plan.config
         if best.exists and not best.num_images:
@@ -196,7 +164,7 @@ class Saves:
             described += f", by {counted(config.DATA.FOLDS, 'further run')} that had not learned these images"
         return described
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         self.process.first(self.saver.wait)
         self.saver.wait()  # the other processes write too if checkpoints are sharded
 

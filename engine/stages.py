@@ -236,7 +236,9 @@ def train_epochs(run: Run) -> None:
                 while not why_no_more_epochs(plan, trainer):
                     one_epoch(run, windows)
         except NonFinite as error:  # raised by SkipLimit
-            if not run.saves.roll_back(error):
+            from engine.rollback import roll_back
+
+            if not roll_back(run.saves, error):
                 raise
     run.saves.wait_and_sync_best()
 

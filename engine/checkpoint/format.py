@@ -1,6 +1,5 @@
 """Writes checkpoint files safely, reads the progress stored in them, and removes old files."""
 
-import json
 import os
 import re
 import shutil
@@ -12,14 +11,12 @@ import torch
 from torch import nn
 
 from configs.schema import Train
-from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
 from models.weights.record import BEST_SCORES, CALIBRATION, VERSION_KEY
 from models.weights.sharded import FOLDER
 from utils.errors import ConfigError, naming_damage
-from utils.files import replacing, sync, write_text
+from utils.files import replacing, sync
 
-BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
 
 
@@ -122,18 +119,3 @@ def numbered(folder: Path) -> list[Path]:
         if (match := re.fullmatch(r"checkpoint-(\d+)\.pth", path.name))
     ]
     return [path for _, path in sorted(pairs, reverse=True)]
-
-
-def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:
-    """Write bad_batches.jsonl: the images of all updates that rollbacks left out, one line per update and process.
-
-    The file is rewritten, not appended to, so that a run that is killed and rolls back again lists images only once.
-    """
-    lines = []
-    for step in (step for each in left_out for step in each):
-        for rank in range(data.order.world_size):
-            indices = [int(i) for piece in data.order.pieces(step, rank) if piece.num_samples for i in piece.indices]
-            # Repeated augmentation uses the same image several times.
-            names = list(dict.fromkeys(map(data.image_set.name, indices)))
-            lines.append(json.dumps({"step": step, "rank": rank, "names": names}) + "\n")
-    write_text(folder / BAD_BATCHES_FILE, "".join(lines))

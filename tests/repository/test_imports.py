@@ -27,7 +27,7 @@ RARE = tuple(
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     engine.export.native_photo configs.rare_checks
     engine.tasks.numbers engine.train.number_loss
-    engine.half_copy engine.train.adaptive_clipping engine.train.fused_loss_scale
+    engine.half_copy engine.rollback engine.train.adaptive_clipping engine.train.fused_loss_scale
     datasets.targets.label_sets datasets.targets.numbers
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
@@ -135,7 +135,7 @@ PACKAGES = {
         "checkpoint confidence record settings_of_weights settings predict session provenance memory first_passes plan "
         "eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare build batch_size "
         "doctor eval_run evaluate_weights features short_trial choice callback_list best_scores saves features.saved "
-        "labelling features.start folds resumed ending stages check run __init__"
+        "labelling features.start folds resumed ending rollback stages check run __init__"
     ).split(),
 }
 

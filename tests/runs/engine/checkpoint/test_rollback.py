@@ -9,7 +9,8 @@ import torch
 
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import find_before
-from engine.checkpoint.format import save_checkpoint, write_bad_batches
+from engine.checkpoint.format import save_checkpoint
+from engine.rollback import write_bad_batches
 from tests.support.configs import CPU, ema, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash

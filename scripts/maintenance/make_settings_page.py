@@ -28,10 +28,10 @@ halfstep train -cfg configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 T
 ```
 
 The type decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value means
-"not set". A setting of type "arguments" is a section of keyword arguments for a constructor of another library, set one
-by one: `-opts MODEL.KWARGS.init_values=1e-5`; `MODEL.KWARGS=null` removes the arguments from earlier files.
+"not set". "Arguments" are keyword arguments for a constructor of another library, set one by one:
+`-opts MODEL.KWARGS.init_values=1e-5`; `MODEL.KWARGS=null` removes those of earlier files.
 
-The role of a setting: **data**, the images and labels; **model**, the architecture and the preparation of its images;
+The role of a setting: **data**, images and labels; **model**, the architecture and the preparation of its images;
 **recipe**, the training; **machine**, place and speed; **record**, files and messages; **start**, a command for one
 start of the program, which is not saved. A resumed run may change settings that are marked with `*`, and others if
 `RESUME.ALLOW_CHANGED` names them.

@@ -216,8 +216,8 @@ class Data:
         "Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; above 1, the image gets a black "
         "border.")
     CROP_MODE: Literal["center", "squash", "border"] = setting("center", role=MODEL, help=
-        "The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: the short side (center), both (squash), or the "
-        "long side, with a border in the mean colour (border).")
+        "The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: center, the short side; squash, both; border, the "
+        "long side, with a border in the mean colour.")
     CROP_SCALE: tuple[float, ...] = setting((0.08, 1.0), bounds=(0.0001, 1.0), form=MIN_MAX, role=RECIPE, help=
         "Area of a random training crop as a fraction of the image: min, max.")
     CROP_RATIO: tuple[float, ...] = setting((3 / 4, 4 / 3), bounds=(0.01, 100.0), form=MIN_MAX, role=RECIPE, help=
@@ -259,7 +259,7 @@ class Data:
         "class and holds out the first (4/5: the last); VAL_FRACTION then has no effect.")
     FOLDS: int | None = setting(None, bounds=(2, 1_000), help=
         "Train on all images of data without a split, and measure this by further runs: 5 trains five more, each "
-        "without a fifth of the images, which it then predicts; VAL_FRACTION then has no effect.")
+        "without a fifth of the images, which it then predicts. VAL_FRACTION then has no effect.")
     GROUP_BY: str | None = setting(None, only=Only("DATA.DATASET", "csv"), help=
         "For csv: a column that groups the images, for example by person or scene. A group stays in one part, and "
         "intervals count groups.")
@@ -270,10 +270,10 @@ class Data:
         "labels. TRAIN.LOSS then defaults to bce, and TRAIN.BEST_METRIC to map.")
     COLUMNS: tuple[str, ...] = setting(
         (), form=COLUMN_NAMES, only=Only("DATA.DATASET", "csv", "parquet", "shards"), help=
-        "For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path "
-        "and target (parquet: image and label). For csv with several labels per image: the column of paths and one "
-        "column per class, with 1 (or true) or 0 (or false); * means all other columns. With TRAIN.OBJECTIVE numbers, "
-        "the other columns (shards: keys of the .json files) have the numbers.")
+        "For csv and parquet: the columns of paths (parquet: of images) and of classes; empty: image_path and target "
+        "(parquet: image and label). For csv with several labels per image: the column of paths and one column of 1 "
+        "and 0 (or true and false) per class; * means all other columns. With TRAIN.OBJECTIVE numbers, the other "
+        "columns (shards: keys of the .json files) have the numbers.")
     TARGET_MEAN: tuple[float, ...] = setting((), bounds=(-1e30, 1e30), only=ONLY_FOR_NUMBERS, help=
         "With TRAIN.OBJECTIVE numbers: the mean that training subtracts from each number. Empty: that of the training "
         "images, saved with the weights.")
@@ -398,14 +398,14 @@ class Model:
         "Drop path rate of the last block; the rate rises linearly from 0 at the first block.")
     PRETRAINED: str | None = setting(None, role=RECIPE, may_change=True, help=
         "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), a folder "
-        "of the Hugging Face hub, or the name of a timm model, which is downloaded (tf_efficientnet_lite0 comes with "
-        "halfstep); choose, or choose:WORD,WORD: the images choose one (a comma in a name is written twice).")
+        "of the Hugging Face hub, or the name of a timm model, which is downloaded (except tf_efficientnet_lite0); "
+        "choose, or choose:WORD,WORD: the images choose one (a comma in a name is written twice).")
     NEW_CLASSIFIER: Literal["random", "zeros", "linear"] = setting(
         "random", role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
         "How the last layer starts if PRETRAINED has none for these classes or numbers: random; zeros, so that all "
         "classes are equally probable and each number is its mean; linear, from a logistic (numbers: ridge) regression "
-        "on the features of the pretrained model, in one pass over at most 20,000 training images. With zeros, this "
-        "regression is only measured, and is best.pth if no epoch is better.")
+        "on the features of at most 20,000 training images. With zeros, this regression is only measured, and is "
+        "best.pth if no epoch is better.")
     FROZEN_STATISTICS: bool = setting(False, role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
         "BatchNorm keeps the statistics of PRETRAINED and uses them in training too.")
     FREEZE: tuple[str, ...] = setting((), role=RECIPE, help=
@@ -449,8 +449,8 @@ class LRScheduler:
     PER_EPOCH: bool = setting(False, only=Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "constant", "step", "wsd"), help=
         "Change the rate once per epoch, as timm does by default, instead of at every update.")
     AFTER_WARMUP: bool = setting(True, only=Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "step"), help=
-        "For cosine and step: start the schedule at the end of the warm-up; false (the default for step): at epoch 0, "
-        "so that the warm-up replaces its first epochs, as timm does by default.")
+        "For cosine and step: start the schedule after the warm-up; false (the default for step): at epoch 0, so that "
+        "the warm-up replaces its first epochs, as timm does by default.")
     COOLDOWN_EPOCHS: int = setting(0, bounds=(0, 1_000_000), only=ONLY_FOR_END_LR, help=
         "For cosine and wsd: number of epochs at END_LR at the end of the run; NUM_EPOCHS includes them.")
     DECAY_FRACTION: float = setting(0.2, bounds=(0.0, 1.0), only=Only("TRAIN.LR_SCHEDULER.NAME", "wsd"), help=
@@ -473,8 +473,8 @@ class Train:
         "Number of passes over the training images.")
     BUDGET: str | None = setting(None, form=TIME_TO_SPEND, may_change=True, help=
         "Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). After its "
-        "first epoch or 200 updates, the run chooses its number of updates (at most NUM_EPOCHS), and shortens the "
-        "schedule so that it ends on time at END_LR.")
+        "first epoch or 200 updates, the run chooses its number of updates (at most NUM_EPOCHS) so that it ends on "
+        "time at END_LR.")
     SIZE_SCHEDULE: tuple[str, ...] = setting((), form=SIZES, help=
         "Sizes of training images as EPOCHS:PIXELS, such as 0:128, 60:160, 80:224; each applies once that many epochs "
         "are finished. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too.")
@@ -501,15 +501,15 @@ class Train:
     GRAD_CLIP: float | None = setting(None, bounds=(0.0, 1e9), help=
         "Limit for the gradients (see CLIP_MODE); not set: no clipping.")
     CLIP_MODE: Literal["norm", "value", "agc"] = setting("norm", only=Only("TRAIN.GRAD_CLIP"), help=
-        "What GRAD_CLIP limits: norm, the norm of all gradients together; value, each element; agc, the norm of a "
-        "unit's gradient relative to that of its weights (adaptive gradient clipping, except for the classifier).")
+        "What GRAD_CLIP limits: norm, the norm of all gradients; value, each element; agc, the norm of a unit's "
+        "gradient relative to that of its weights (adaptive gradient clipping, except for the classifier).")
     EARLY_STOP: int | None = setting(None, bounds=(1, 1_000_000), may_change=True, help=
         "End the run after this many consecutive evaluations without a higher BEST_METRIC; not set: never.")
     ACCUM_ITER: int = setting(1, bounds=(1, 1_000_000), may_change=True, help=
         "Micro-batches per update.")
     GRAD_CHECKPOINTING: bool = setting(False, role=MACHINE, help=
         "Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward "
-        "pass, which costs one more forward pass. (Timm models without such blocks: timm's `--grad-checkpointing`.)")
+        "pass, which costs one more forward pass. (Other timm models: timm's `--grad-checkpointing`.)")
     SMOOTHING: float = setting(0.0, bounds=(0.0, 0.99), help=
         "Label smoothing.")
     LOSS: Literal[*LOSSES] = setting("cross_entropy", help=
@@ -614,9 +614,9 @@ class Precision:
         "Type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 "
         "elsewhere.")
     MODE: Literal["autocast", "naive", "float8"] = setting("autocast", only=Only("AMP"), help=
-        "autocast: half precision where that is safe, float32 weights; naive: half-precision weights and operations, "
-        "with float32 master weights; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, "
-        "on CUDA devices that support it).")
+        "autocast: half precision where that is safe, float32 weights; naive: all in half precision, with float32 "
+        "master weights; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA "
+        "devices that support it).")
     RESIDUAL: Literal["auto", "bfloat16", "float32", "half"] = setting(AUTO, only=Only("AMP"), help=
         "Type of the residual stream between transformer blocks under autocast. float32: the most precise; half: the "
         "type of AMP, faster with COMPILE; bfloat16: like half, but float32 if AMP uses float16 or the device is a "
@@ -659,7 +659,7 @@ class Dist:
         "Seconds to wait for a process that does not respond; then the run ends and names it.")
     STRATEGY: Literal["ddp", "fsdp2"] = setting("ddp", help=
         "ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a "
-        "checkpoint has one file per process. Any number of processes can load both kinds of checkpoints.")
+        "checkpoint has one file per process.")
 
 
 @dataclass(frozen=True)
@@ -739,8 +739,8 @@ class Config:
         "Device; auto: CUDA, else XPU, else MPS, else the CPU.")
     COMPILE: bool | Literal["blocks", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = setting(
         False, help=
-        "Compile with torch.compile: faster on GPUs, but compiling takes a minute or more; blocks: compile one block "
-        "for all, which takes less time.")
+        "Compile with torch.compile: faster on GPUs, but compiling takes a minute or more; blocks: one block for all, "
+        "which takes less time.")
     DETERMINISTIC: bool = setting(False, help=
         "Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it.")
     REPORT: bool = setting(True, role=RECORD, help=
@@ -748,8 +748,8 @@ class Config:
         "same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
         "Fit a temperature to the validation images and store it in best.pth, so that probabilities of halfstep "
-        "predict say how often the model is right; for numbers, the widths of their intervals. With PRETRAINED, also "
-        "statistics that recognise photos unlike these images.")
+        "predict are calibrated; for numbers, the widths of their intervals. With PRETRAINED, also statistics that "
+        "recognise photos unlike these images.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: "
         "none (docs/tracking.md).")

@@ -215,14 +215,13 @@ class Data:
     DATASET: str = setting("imagenet2012", help=
         "Name of the data set; docs/data.md lists them with their folder layouts.")
     DATA_PATH: str = setting("/dataset/imagenet/", may_change=True, help=
-        "Folder of the data set. csv and parquet also take one file, images also a list, a tar or a parquet file, and "
-        "shards a URL (docs/data.md, \"Shards on a server\").")
+        "Folder of the data set; csv and parquet also take one file, shards a URL (docs/data.md, \"Shards on a "
+        "server\").")
     IMAGE_ROOT: str | None = setting(None, form=LOCAL, may_change=True, only=Only("DATA.DATASET", "csv"), help=
-        "For csv: the folder to which the listed paths are relative, and which they must not leave. Not set: the "
-        "folder of the list.")
+        "For csv: the folder of the listed paths, which they must not leave. Not set: the folder of the list.")
     BATCH_SIZE: int | Literal["auto"] = setting(256, bounds=(1, 1_000_000), role=RECIPE, may_change=True, help=
         "Images per process and micro-batch; one update uses BATCH_SIZE x processes x TRAIN.ACCUM_ITER images. auto: "
-        "the largest batch that fits the device, found by trial at the start.")
+        "the largest batch that fits the device.")
     BATCH_SIZE_EVAL: int | None = setting(None, bounds=(1, 1_000_000), role=MACHINE, help=
         "Images per process in evaluation; not set: BATCH_SIZE.")
     IMAGE_SIZE: int = setting(224, bounds=(1, 8_192), role=MODEL, help=
@@ -230,21 +229,21 @@ class Data:
     IMAGE_CHANNELS: int = setting(3, bounds=(1, 1_000), role=MODEL, help=
         "3 for colour, 1 for grey; with PIXELS native, the number of channels of each image.")
     PIXELS: Literal[*PIXEL_KINDS] = setting("8bit", role=MODEL, help=
-        "8bit: deeper files are scaled to 8 bits. native: images have the channels and the type of their files, the "
-        "same type as the first image, which the run saves (uint8, uint16 or float32). window: like native, after the "
-        "window that each DICOM file names (docs/pixels.md).")
+        "8bit: deeper files are scaled to 8 bits. native: images keep the channels and the type of their files, which "
+        "is that of the first image (uint8, uint16 or float32). window: native, after the window that each DICOM file "
+        "names (docs/pixels.md).")
     RANGE: tuple[float, ...] = setting((), bounds=(-3e38, 3e38), role=MODEL, only=ONLY_FOR_NATIVE_PIXELS, help=
-        "Limits of the pixel values: lowest and highest, for all channels or for each one; values outside become the "
-        "limits. Empty: the 0.1 and 99.9 percentiles of the training images, which are saved with the weights.")
+        "Lowest and highest pixel value, for all channels or for each one; values outside become the limits. Empty: "
+        "the 0.1 and 99.9 percentiles of the training images, saved with the weights.")
     RGB: tuple[int, ...] = setting((), bounds=(0, 999), role=MODEL, only=ONLY_FOR_NATIVE_PIXELS, help=
-        "Numbers, from 0, of the channels that are red, green and blue: they start from the RGB weights of a "
-        "pretrained model, and pictures show them. Empty: pictures show the first three, or the only one.")
+        "The channels, from 0, that are red, green and blue: they start from the RGB weights of a pretrained model, "
+        "and pictures show them. Empty: pictures show the first three, or the only one.")
     CROP_PCT: float = setting(0.875, bounds=(0.01, 2.0), role=MODEL, help=
-        "Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; with values above 1, the image gets "
-        "a black border.")
+        "Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; above 1, the image gets a black "
+        "border.")
     CROP_MODE: Literal["center", "squash", "border"] = setting("center", role=MODEL, help=
-        "The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: the short side (center), both sides (squash), or "
-        "the long side, with a border in the mean colour (border). These are timm's crop modes.")
+        "The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: center, the short side; squash, both; border, the "
+        "long side, with a border in the mean colour.")
     CROP_SCALE: tuple[float, ...] = setting((0.08, 1.0), bounds=(0.0001, 1.0), form=MIN_MAX, role=RECIPE, help=
         "Area of a random training crop as a fraction of the image: min, max.")
     CROP_RATIO: tuple[float, ...] = setting((3 / 4, 4 / 3), bounds=(0.01, 100.0), form=MIN_MAX, role=RECIPE, help=
@@ -260,80 +259,75 @@ class Data:
         "Interpolation for resizing images.")
     TRAIN_INTERPOLATION: Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None = setting(
         None, role=RECIPE, help=
-        "Interpolation of training images, also in the rotations and shifts of AUTO_AUGMENT; random: bilinear or "
-        "bicubic, drawn each time; not set: INTERPOLATION.")
+        "Interpolation of training images, also in AUTO_AUGMENT's rotations and shifts; random: bilinear or bicubic; "
+        "not set: INTERPOLATION.")
     IMAGENET_MEAN: tuple[float, ...] = setting((0.5, 0.5, 0.5), bounds=(-1_000.0, 1_000.0), role=MODEL, help=
-        "Mean of each channel, for pixel values in [0, 1]; it is subtracted from every image.")
+        "Mean of each channel, for pixel values in [0, 1]; subtracted from every image.")
     IMAGENET_STD: tuple[float, ...] = setting((0.5, 0.5, 0.5), bounds=(1e-6, 1_000.0), role=MODEL, help=
-        "Standard deviation of each channel, for pixel values in [0, 1]; every image is divided by it.")
+        "Standard deviation of each channel, for pixel values in [0, 1]; divides every image.")
     NUM_WORKERS: int | None = setting(None, bounds=(0, 1_000), role=MACHINE, help=
         "Loader threads or processes per training process; not set: on GPUs the process's share of the cores, minus "
-        "one if the share is 4 or more; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves "
-        "a GPU.)")
+        "one if the share is 4 or more; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1.)")
     WORKERS: Literal["auto", "threads", "processes"] = setting("auto", role=MACHINE, help=
-        "Kind of loader worker: threads share memory and cost less; processes are not limited by Python's interpreter "
-        "lock. auto: on GPUs, processes for 5 or more workers (3 or more with TRAIN.AUTO_AUGMENT or COLOR_JITTER, any "
-        "number for data sets in memory) if the shared memory suffices; else threads.")
+        "Threads share memory and cost less; processes are not limited by Python's interpreter lock. auto: on GPUs, "
+        "processes for 5 or more workers (3 or more with TRAIN.AUTO_AUGMENT or COLOR_JITTER, any number for data sets "
+        "in memory) if the shared memory suffices; else threads.")
     DROP_LAST: bool = setting(True, role=RECIPE, help=
         "Drop an epoch's last images if they do not fill a whole update (unless no update would be left).")
     SAMPLER: Literal["shuffle", "balanced"] = setting("shuffle", role=RECIPE, help=
-        "Images of an epoch: shuffle, each image once; balanced, the same total number of images, but equally many of "
-        "each class: images of rare classes are repeated, common classes are subsampled.")
+        "Images of an epoch: shuffle, each image once; balanced, as many images in total, but equally many of each "
+        "class.")
     VAL_FRACTION: float = setting(0.1, bounds=(0.0, 0.9), only=Only("DATA.FOLD", None), help=
-        "Fraction of the images held out for validation, for data sets without a split. 0: train on all images and "
-        "measure nothing.")
+        "Fraction of the images held out for validation, if the data has no split. 0: train on all images and measure "
+        "nothing.")
     FOLD: str | None = setting(None, form=FOLD_OF, help=
-        "Cross-validation, for data sets without a split: 0/5 divides the images into five folds with equal shares of "
-        "each class and holds out the first (4/5: the last); VAL_FRACTION then has no effect.")
+        "Cross-validation, if the data has no split: 0/5 divides the images into five folds with equal shares of each "
+        "class and holds out the first (4/5: the last); VAL_FRACTION then has no effect.")
     FOLDS: int | None = setting(None, bounds=(2, 1_000), help=
-        "Train on all images of a data set without a split, and measure this by further runs: 5 trains five more runs, "
-        "each without a fifth of the images, which it then predicts; VAL_FRACTION has no effect. Not set: no further "
-        "runs.")
+        "Train on all images of data without a split, and measure this by further runs: 5 trains five more, each "
+        "without a fifth of the images, which it then predicts. VAL_FRACTION then has no effect.")
     GROUP_BY: str | None = setting(None, only=Only("DATA.DATASET", "csv"), help=
-        "For csv: a column that groups the images, for example by person or scene; the images of a group are either "
-        "all held out or all used for training, and intervals count groups.")
+        "For csv: a column that groups the images, for example by person or scene. A group stays in one part, and "
+        "intervals count groups.")
     CLASSES: str | None = setting(None, may_change=True, help=
-        "Text file with one class name per line; the classes are numbered from 0 in this order. Not set: they are "
-        "numbered in the order of their names.")
+        "Text file with one class name per line, which numbers the classes from 0. Not set: the order of their names.")
     LABEL_SEPARATOR: str | None = setting(None, help=
-        "For csv with several labels per image: the separator of labels in the column of classes, such as | in "
-        "`cat|dog`; an empty cell means no labels. TRAIN.LOSS then defaults to bce, and TRAIN.BEST_METRIC to map.")
+        "For csv with several labels per image: their separator, such as | in `cat|dog`; an empty cell means no "
+        "labels. TRAIN.LOSS then defaults to bce, and TRAIN.BEST_METRIC to map.")
     COLUMNS: tuple[str, ...] = setting(
         (), form=COLUMN_NAMES, only=Only("DATA.DATASET", "csv", "parquet", "shards"), help=
-        "For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path "
-        "and target (parquet: image and label). For csv with several labels per image: the column of paths and one "
-        "column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all "
-        "other columns. With TRAIN.OBJECTIVE numbers, the other columns (shards: keys of the .json files) have the "
-        "numbers to predict.")
+        "For csv and parquet: the columns of paths (parquet: of images) and of classes; empty: image_path and target "
+        "(parquet: image and label). For csv with several labels per image: the column of paths and one column of 1 "
+        "and 0 (or true and false) per class; * means all other columns. With TRAIN.OBJECTIVE numbers, the other "
+        "columns (shards: keys of the .json files) have the numbers.")
     TARGET_MEAN: tuple[float, ...] = setting((), bounds=(-1e30, 1e30), only=ONLY_FOR_NUMBERS, help=
-        "With TRAIN.OBJECTIVE numbers: the mean of each number, which is subtracted from it in training. Empty: the "
-        "mean of the training images, which is saved with the weights.")
+        "With TRAIN.OBJECTIVE numbers: the mean that training subtracts from each number. Empty: that of the training "
+        "images, saved with the weights.")
     TARGET_STD: tuple[float, ...] = setting((), bounds=(1e-30, 1e30), only=ONLY_FOR_NUMBERS, help=
-        "With TRAIN.OBJECTIVE numbers: the standard deviation of each number, by which it is divided in training. "
-        "Empty: that of the training images, which is saved with the weights.")
+        "With TRAIN.OBJECTIVE numbers: the standard deviation by which training divides each number. Empty: that of "
+        "the training images, saved with the weights.")
     EXIF: Literal["apply", "ignore"] | None = setting(None, help=
         "apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for "
         f"{', '.join(OF_USERS)}; ignore for the data sets with published results.")
     MAX_PIXELS: int = setting(200_000_000, bounds=(1, 2**40), may_change=True, help=
-        "Maximum number of pixels of an image. Larger images count as unreadable, because a small file can decompress "
-        "to gigabytes.")
+        "Maximum number of pixels of an image. Larger images count as unreadable.")
     MAX_BAD_FRACTION: float = setting(0.01, bounds=(0.0, 1.0), may_change=True, help=
-        "Maximum tolerated fraction of unreadable images. Tolerated images are replaced and reported; if there are "
-        "more, the run stops. Up to three unreadable images are always tolerated, unless MAX_BAD_FRACTION is 0.")
+        "Maximum fraction of unreadable images, which are replaced and reported; with more, the run stops. Up to three "
+        "are always tolerated, unless MAX_BAD_FRACTION is 0.")
     CACHE: int | Literal["none", "disk"] = setting(
         "none", bounds=(1, 100_000), role=RECIPE, alike=("none", "disk"), help=
-        "Cache decoded images on disk, also for later runs. disk: in full size; a number: with the short side of "
-        "larger images reduced to this many pixels.")
+        "Cache decoded images on disk, also for later runs. disk: in full size; a number: larger images are reduced to "
+        "this short side in pixels.")
     CACHE_PATH: str | None = setting(None, form=LOCAL, role=MACHINE, help=
-        "Folder for the disk cache, for shards from a server, and for indexes of data in read-only folders; not set: "
-        "`cache` in SAVE.")
+        "Folder for the disk cache, for shards from a server, and for indexes of read-only data; not set: `cache` in "
+        "SAVE.")
     SHUFFLE_BUFFER: int = setting(
         8192, bounds=(1, 2**31), role=RECIPE, only=Only("DATA.DATASET", "shards", "parquet"), help=
         "Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and each "
-        "sample then moves by fewer places than SHUFFLE_BUFFER; a buffer for all images makes any order possible.")
+        "sample then moves by fewer places than SHUFFLE_BUFFER.")
     REMOTE_CACHE_GB: float | None = setting(None, bounds=(0.001, 1e9), role=MACHINE, help=
         "For shards on a server: maximum size of their cache in CACHE_PATH, in 10^9 bytes; the least recently used "
-        "tars are deleted. Not set: the size of all shards, but at most 80% of the disk's free space.")
+        "tars are deleted. Not set: all shards, but at most 80% of the disk's free space.")
     SYNTHETIC_SIZE: int = setting(
         1280, bounds=(1, 100_000_000), only=Only("DATA.DATASET", "synthetic"), help=
         "Images per epoch of the data set synthetic.")
@@ -390,8 +384,8 @@ class Lora:
         "The output of an adapter is multiplied by ALPHA / RANK.")
     TARGETS: tuple[str, ...] = setting(
         ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"), only=Only("MODEL.LORA.RANK"), help=
-        "Patterns of the linear layers that get an adapter; all-linear: all linear layers except the classifier, which "
-        "is trained in full.")
+        "Patterns of the linear layers that get an adapter; all-linear: all but the classifier, which is trained in "
+        "full.")
 
 
 @dataclass(frozen=True)
@@ -401,11 +395,11 @@ class Model:
     role: ClassVar[str] = MODEL
 
     TYPE: Literal["vit", "timm"] = setting("vit", help=
-        "vit: a Vision Transformer built from the settings below; timm: the timm model NAME.")
+        "vit: a Vision Transformer from the settings below; timm: the timm model NAME.")
     NAME: str = setting("vit", help=
-        "With TYPE timm, the name of any timm model; with TYPE vit, a label that is saved with the weights.")
+        "With TYPE timm, any timm model; with TYPE vit, a label that is saved with the weights.")
     NUM_CLASSES: int | None = setting(None, bounds=(1, 1_000_000), role=DATA, help=
-        "Number of outputs of the classifier; not set: the number of classes of the data. (PaddleViT: 1000.)")
+        "Outputs of the classifier; not set: the number of classes of the data. (PaddleViT: 1000.)")
     PATCH_SIZE: int = setting(16, bounds=(1, 8_192), only=ONLY_FOR_VIT, help=
         "Side of a patch in pixels.")
     EMBED_DIM: int = setting(768, bounds=(1, 100_000), only=ONLY_FOR_VIT, help=
@@ -419,8 +413,8 @@ class Model:
     QKV_BIAS: bool = setting(True, only=ONLY_FOR_VIT, help=
         "Use biases for queries, keys and values.")
     POS_EMBED: Literal["learn", "sincos2d", "none"] = setting("learn", only=ONLY_FOR_VIT, help=
-        "Position embedding: learn, a trained embedding; sincos2d, fixed sines and cosines of row and column, as in "
-        "big_vision's plain ViT; none, no embedding.")
+        "Position embedding: learn, trained; sincos2d, fixed sines and cosines of row and column, as in big_vision's "
+        "plain ViT; none.")
     DROPOUT: float | None = setting(None, bounds=(0.0, 0.99), role=RECIPE, help=
         "Dropout rate after position embedding, attention projection and MLP; for a timm model, before the classifier. "
         "Not set (also for ATTENTION_DROPOUT and DROPPATH): the timm model's default, or 0 with TYPE vit.")
@@ -430,24 +424,22 @@ class Model:
         "Drop path rate of the last block; the rate rises linearly from 0 at the first block.")
     PRETRAINED: str | None = setting(None, role=RECIPE, may_change=True, help=
         "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), a folder "
-        "of the Hugging Face hub, or the name of a timm model, whose weights are downloaded (those of "
-        "tf_efficientnet_lite0 come with halfstep); choose, or choose:WORD,WORD: the images choose one (a comma in a "
-        "name is written twice).")
+        "of the Hugging Face hub, or the name of a timm model, which is downloaded (except tf_efficientnet_lite0); "
+        "choose, or choose:WORD,WORD: the images choose one (a comma in a name is written twice).")
     NEW_CLASSIFIER: Literal["random", "zeros", "linear"] = setting(
         "random", role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
         "How the last layer starts if PRETRAINED has none for these classes or numbers: random; zeros, so that all "
-        "classes are equally probable and each number is its mean; linear, from a logistic regression (numbers: a "
-        "ridge regression) on the features of the pretrained model. With zeros, this regression is only measured, and "
-        "is best.pth if no epoch is better. Its features take one pass over the training images, at most 20,000.")
+        "classes are equally probable and each number is its mean; linear, from a logistic (numbers: ridge) regression "
+        "on the features of at most 20,000 training images. With zeros, this regression is only measured, and is "
+        "best.pth if no epoch is better.")
     FROZEN_STATISTICS: bool = setting(False, role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
-        "BatchNorm keeps the statistics of PRETRAINED and uses them in training too. Small batches and images of "
-        "another kind then change the model less.")
+        "BatchNorm keeps the statistics of PRETRAINED and uses them in training too.")
     FREEZE: tuple[str, ...] = setting((), role=RECIPE, help=
-        "Patterns of parameters or modules that are not trained (blocks.0.*); a pattern with a leading ! excludes its "
-        "matches from freezing; `classifier` matches the classifier of any model.")
+        "Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! excludes matches from "
+        "freezing; `classifier` matches the classifier of any model.")
     KWARGS: Arguments = setting(Arguments(), help=
-        "Further arguments of timm's constructor, such as global_pool: avg or init_values: 1e-5; arguments that have "
-        "their own setting are refused.")
+        "Further arguments of timm's constructor, such as global_pool: avg; arguments that have their own setting are "
+        "refused.")
     LORA: Lora = Lora()
 
 
@@ -459,7 +451,7 @@ class Optimizer:
 
     NAME: str = setting("AdamW", help=
         "AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; all names in "
-        "timm.optim.list_optimizers() work too, such as lamb, lion, muon, nadamw or adafactor. Case does not matter.")
+        "timm.optim.list_optimizers() work too, such as lamb or lion. Case does not matter.")
     EPS: float | None = setting(None, bounds=(0.0, 1_000.0), help=
         "Adam's epsilon; not set: the optimizer's default (AdamW and Adam 1e-8).")
     BETAS: tuple[float, ...] = setting((), bounds=(0.0, 0.999999), form=TWO_BETAS, help=
@@ -467,8 +459,8 @@ class Optimizer:
     MOMENTUM: float | None = setting(None, bounds=(0.0, 0.999999), help=
         "SGD's momentum; not set: the optimizer's default (SGD 0.9).")
     KWARGS: Arguments = setting(Arguments(), help=
-        "Further arguments of the optimizer's constructor, such as nesterov: true for SGD; arguments that have their "
-        "own setting are refused.")
+        "Further arguments of the constructor, such as nesterov: true for SGD; arguments that have their own setting "
+        "are refused.")
 
 
 @dataclass(frozen=True)
@@ -478,13 +470,13 @@ class LRScheduler:
     role: ClassVar[str] = RECIPE
 
     NAME: Literal["cosine", "paddlevit", "constant", "step", "wsd"] = setting("cosine", help=
-        "One of: cosine; paddlevit (PaddleViT's cosine, updated once per epoch); constant; step; wsd (constant, then "
-        "decays in the last DECAY_FRACTION of the run).")
+        "paddlevit: PaddleViT's cosine, updated once per epoch; wsd: constant, then decays in the last DECAY_FRACTION "
+        "of the run.")
     PER_EPOCH: bool = setting(False, only=Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "constant", "step", "wsd"), help=
         "Change the rate once per epoch, as timm does by default, instead of at every update.")
     AFTER_WARMUP: bool = setting(True, only=Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "step"), help=
-        "For cosine and step: start the schedule at the end of the warm-up; false (the default for step): start it at "
-        "epoch 0, so that the warm-up replaces its first epochs, as timm does by default.")
+        "For cosine and step: start the schedule after the warm-up; false (the default for step): at epoch 0, so that "
+        "the warm-up replaces its first epochs, as timm does by default.")
     COOLDOWN_EPOCHS: int = setting(0, bounds=(0, 1_000_000), only=ONLY_FOR_END_LR, help=
         "For cosine and wsd: number of epochs at END_LR at the end of the run; NUM_EPOCHS includes them.")
     DECAY_FRACTION: float = setting(0.2, bounds=(0.0, 1.0), only=Only("TRAIN.LR_SCHEDULER.NAME", "wsd"), help=
@@ -507,12 +499,11 @@ class Train:
         "Number of passes over the training images.")
     BUDGET: str | None = setting(None, form=TIME_TO_SPEND, may_change=True, help=
         "Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). After its "
-        "first epoch or 200 updates, the run chooses its number of updates (at most NUM_EPOCHS) and shortens the "
-        "schedule in proportion, so that it ends on time at END_LR. If updates become faster or slower later, it "
-        "changes the number. Not set: NUM_EPOCHS.")
+        "first epoch or 200 updates, the run chooses its number of updates (at most NUM_EPOCHS) so that it ends on "
+        "time at END_LR.")
     SIZE_SCHEDULE: tuple[str, ...] = setting((), form=SIZES, help=
-        "Sizes of training images as EPOCHS:PIXELS, such as 0:128, 60:160, 80:224; each size applies once that many "
-        "epochs are finished. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too.")
+        "Sizes of training images as EPOCHS:PIXELS, such as 0:128, 60:160, 80:224; each applies once that many epochs "
+        "are finished. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too.")
     WARMUP_EPOCHS: float = setting(32, bounds=(0.0, 1e6), help=
         "Epochs over which the learning rate rises from WARMUP_START_LR to BASE_LR.")
     BASE_LR: float = setting(3e-3, bounds=(0.0, 1_000.0), help=
@@ -522,42 +513,39 @@ class Train:
     END_LR: float = setting(0.0, bounds=(0.0, 1_000.0), only=ONLY_FOR_END_LR, help=
         "Learning rate at the end of the schedule.")
     LINEAR_SCALED_LR: int | None = setting(None, bounds=(1, 1_000_000_000), help=
-        "Global batch size that BASE_LR, WARMUP_START_LR and END_LR were tuned for; they are multiplied by global "
+        "Images per update that BASE_LR, WARMUP_START_LR and END_LR were tuned for; they are multiplied by global "
         "batch / LINEAR_SCALED_LR (see LR_SCALING). Not set: no scaling.")
     LR_SCALING: Literal["linear", "sqrt"] = setting("linear", only=Only("TRAIN.LINEAR_SCALED_LR"), help=
-        "Scaling with LINEAR_SCALED_LR: linear, by global batch / LINEAR_SCALED_LR; sqrt, by the square root of this "
-        "factor, as timm does for Adam and similar optimizers.")
+        "Scaling with LINEAR_SCALED_LR: linear, by global batch / LINEAR_SCALED_LR; sqrt, by its square root, as timm "
+        "does for Adam.")
     LAYER_DECAY: float | None = setting(None, bounds=(0.0001, 1.0), help=
-        "Layer-wise learning rates: from the classifier down, each layer's rate is this factor times the rate of the "
-        "layer above it, like timm's --layer-decay; not set: one rate for all layers.")
+        "From the classifier down, each layer's rate is this factor times the rate of the layer above it, like timm's "
+        "--layer-decay; not set: one rate for all layers.")
     WEIGHT_DECAY: float = setting(0.3, bounds=(0.0, 1_000.0), help=
         "Weight decay of matrices; biases, norms, class token and position embedding are not decayed. (PaddleViT "
         "decays all.)")
     GRAD_CLIP: float | None = setting(None, bounds=(0.0, 1e9), help=
         "Limit for the gradients (see CLIP_MODE); not set: no clipping.")
     CLIP_MODE: Literal["norm", "value", "agc"] = setting("norm", only=Only("TRAIN.GRAD_CLIP"), help=
-        "The quantity that GRAD_CLIP limits: norm, the norm of all gradients together; value, each element of the "
-        "gradients; agc, the norm of a unit's gradient relative to the norm of its weights (adaptive gradient "
-        "clipping, except for the classifier).")
+        "What GRAD_CLIP limits: norm, the norm of all gradients; value, each element; agc, the norm of a unit's "
+        "gradient relative to that of its weights (adaptive gradient clipping, except for the classifier).")
     EARLY_STOP: int | None = setting(None, bounds=(1, 1_000_000), may_change=True, help=
-        "End the run after this many consecutive evaluations without a higher BEST_METRIC; not set: train for all "
-        "NUM_EPOCHS.")
+        "End the run after this many consecutive evaluations without a higher BEST_METRIC; not set: never.")
     ACCUM_ITER: int = setting(1, bounds=(1, 1_000_000), may_change=True, help=
         "Micro-batches per update.")
     GRAD_CHECKPOINTING: bool = setting(False, role=MACHINE, help=
         "Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward "
-        "pass. This saves much memory and costs the time of one more forward pass. (For timm models without such "
-        "blocks, this is timm's `--grad-checkpointing`.)")
+        "pass, which costs one more forward pass. (Other timm models: timm's `--grad-checkpointing`.)")
     SMOOTHING: float = setting(0.0, bounds=(0.0, 0.99), help=
         "Label smoothing.")
     LOSS: Literal[*LOSSES] = setting("cross_entropy", help=
         f"Training loss: {sentences_of(LOSSES)}.")
     BCE_TARGET_THRESH: float | None = setting(None, bounds=(0.0, 1.0), only=Only("TRAIN.LOSS", "bce"), help=
-        "For bce: targets above this value, after smoothing and mixing, become 1, the others 0; not set: targets do "
-        "not change.")
+        "For bce: targets above this value, after smoothing and mixing, become 1, the others 0; not set: they do not "
+        "change.")
     CLASS_WEIGHTS: str | None = setting(None, help=
-        "Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean "
-        "over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1.")
+        "Weights of the classes in the training loss: auto, images / (classes x images of the class); or a CSV file "
+        "with a class and its weight in each line; not set: 1.")
     OBJECTIVE: Literal[*sorted(OBJECTIVES)] = setting("classes", help=
         f"What the model learns: {sentences_of(OBJECTIVES)}.")
     DISTILLATION_TYPE: Literal["none", "soft", "hard"] = setting("none", help=
@@ -568,35 +556,34 @@ class Train:
     DISTILLATION_TAU: float = setting(1.0, bounds=(0.01, 1_000.0), only=Only("TRAIN.DISTILLATION_TYPE", "soft"), help=
         "For soft: temperature by which the logits of teacher and student are divided.")
     TEACHER_MODEL: str | None = setting("regnety_160.deit_in1k", only=ONLY_FOR_DISTILLATION, help=
-        "The teacher: a timm model, or the checkpoint of a run. It must have the same classes as the data. (PaddleViT: "
-        "a weights file of RegNetY-16GF.)")
+        "The teacher: a timm model, or the checkpoint of a run, with the classes of the data. (PaddleViT: a weights "
+        "file of RegNetY-16GF.)")
     TEACHER_PRETRAINED: str | None = setting(None, only=ONLY_FOR_DISTILLATION, help=
-        "Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL.")
+        "Weights of a timm teacher: a file or a timm model name; not set: timm's for TEACHER_MODEL.")
     COLOR_JITTER: float = setting(0.0, bounds=(0.0, 100.0), help=
         "Brightness, contrast and saturation (with PIXELS native only the first two) are each multiplied by a random "
-        "factor in 1 +- COLOR_JITTER; no effect with an AUTO_AUGMENT policy other than 3a. (PaddleViT's DeiT: 0.4.)")
+        "factor in 1 +- COLOR_JITTER; no effect with AUTO_AUGMENT, except 3a. (PaddleViT's DeiT: 0.4.)")
     AUTO_AUGMENT: str | None = setting(None, help=
-        "Augmentation policy: original, v0, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md "
-        "explains them. (PaddleViT's value true means original.)")
+        "Augmentation policy: original (PaddleViT: true), v0, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a "
+        "(docs/augmentation.md).")
     MIXUP_ALPHA: float = setting(0.0, bounds=(0.0, 1_000.0), help=
         "Mixup: blend pairs of images, with a weight from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 0.8.)")
     CUTMIX_ALPHA: float = setting(0.0, bounds=(0.0, 1_000.0), help=
         "Cutmix: paste a box from the paired image, with an area from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: "
         "1.0.)")
     CUTMIX_MINMAX: tuple[float, ...] = setting((), bounds=(0.0, 1.0), form=MIN_MAX_OR_NONE, help=
-        "Cutmix with boxes whose sides are random fractions (min, max) of the image's sides; CUTMIX_ALPHA then has no "
+        "Cutmix with boxes whose sides are random fractions (min, max) of the image's; CUTMIX_ALPHA then has no "
         "effect.")
     MIXUP_PROB: float = setting(1.0, bounds=(0.0, 1.0), only=ONLY_FOR_MIXING, help=
         "Probability that a batch, pair or image (see MIXUP_MODE) is mixed.")
     MIXUP_SWITCH_PROB: float = setting(0.5, bounds=(0.0, 1.0), only=ONLY_FOR_MIXING, help=
         "Probability of cutmix instead of mixup if both are on.")
     MIXUP_MODE: Literal["batch", "pair", "elem"] = setting("batch", only=ONLY_FOR_MIXING, help=
-        "The images that share one random draw of kind, weight and box: batch, MIXUP_GROUP images; pair, two images; "
-        "elem, a single image.")
+        "Images that share a random draw of kind, weight and box: batch, MIXUP_GROUP images; pair, two; elem, one.")
     MIXUP_GROUP: int | None = setting(
         128, bounds=(2, 1_000_000), form=EVEN, only=Only("TRAIN.MIXUP_MODE", "batch"), help=
-        "For MIXUP_MODE batch: even number of consecutive images of an update that share a draw. The split over "
-        "processes and micro-batches does not change the groups. Not set: all images of an update.")
+        "For MIXUP_MODE batch: even number of consecutive images of an update that share a draw, on whichever process. "
+        "Not set: all images of an update.")
     MIXUP_OFF_EPOCH: int = setting(0, bounds=(0, 1_000_000), only=ONLY_FOR_MIXING, help=
         "Number of epochs after which mixing stops; 0: never.")
     RANDOM_ERASE_PROB: float = setting(0.0, bounds=(0.0, 1.0), help=
@@ -604,26 +591,26 @@ class Train:
     RANDOM_ERASE_MODE: Literal["pixel", "rand", "const"] = setting("pixel", only=Only("TRAIN.RANDOM_ERASE_PROB"), help=
         "Fill of erased boxes: pixel, noise; rand, one random colour; const, the mean colour.")
     RANDOM_ERASE_COUNT: int = setting(1, bounds=(1, 100), only=Only("TRAIN.RANDOM_ERASE_PROB"), help=
-        "Maximum number of boxes per image; the erased area is divided among the boxes.")
+        "Maximum number of boxes per image, which share the erased area.")
     REPEATED_AUG: int = setting(1, bounds=(1, 1_000), help=
-        "Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the "
-        "images. (DeiT: 3.)")
+        "Differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. "
+        "(DeiT: 3.)")
     MODEL_EMA: bool = setting(False, help=
-        "Keep an exponential moving average (EMA) of the weights, and evaluate the weights and the average.")
+        "Keep an exponential moving average (EMA) of the weights, and evaluate both.")
     MODEL_EMA_DECAY: float = setting(0.99996, bounds=(0.0, 1.0), only=Only("TRAIN.MODEL_EMA"), help=
         "Decay of the EMA per update.")
     MODEL_EMA_WARMUP: bool | Literal["timm"] = setting(True, only=Only("TRAIN.MODEL_EMA"), help=
-        "Start with a smaller decay, so that the EMA also follows the weights in short runs. true: update u (counted "
-        "from 1) has the decay (u - 1) / (u + 8); timm: 1 - u ** (-2/3), the warm-up of timm's train.py; false: "
-        "MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update.")
+        "Start with a smaller decay, so that the EMA also follows the weights in short runs. true: update u (from 1) "
+        "has the decay (u - 1) / (u + 8); timm: 1 - u ** (-2/3), as timm's train.py; false: MODEL_EMA_DECAY from the "
+        "second update on.")
     BEST_METRIC: Literal[*METRICS] = setting(
         "top1", may_change=True, help=
         "The validation metric that decides which epoch is the highest, and best.pth during the run; for equal "
         f"values, the smaller loss wins. {' '.join(filter(None, (row.note for row in METRICS.values())))}")
     BEST_EPOCH: Literal["last", "highest"] = setting("last", may_change=True, help=
         "The weights in best.pth at the end of the run. last: those after the last epoch (with MODEL_EMA, their "
-        "average), unless another epoch has a better BEST_METRIC by more than the noise of the validation images; "
-        "highest: those with the best BEST_METRIC.")
+        "average), unless another epoch is better by more than the noise of the validation images; highest: those with "
+        "the best BEST_METRIC.")
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 
@@ -650,19 +637,18 @@ class Precision:
     role: ClassVar[str] = RECIPE
 
     DTYPE: Literal["float16", "bfloat16", "auto"] | None = setting(None, only=Only("AMP"), help=
-        "Half-precision type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, "
-        "bfloat16 elsewhere.")
+        "Type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 "
+        "elsewhere.")
     MODE: Literal["autocast", "naive", "float8"] = setting("autocast", only=Only("AMP"), help=
-        "autocast: half-precision operations where that is safe, float32 weights; naive: half-precision weights and "
-        "operations, with float32 master weights for the optimizer; float8: autocast in bfloat16, with the large "
-        "Linear layers in float8 (torchao, on CUDA devices that support it).")
+        "autocast: half precision where that is safe, float32 weights; naive: all in half precision, with float32 "
+        "master weights; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA "
+        "devices that support it).")
     RESIDUAL: Literal["auto", "bfloat16", "float32", "half"] = setting(AUTO, only=Only("AMP"), help=
         "Type of the residual stream between transformer blocks under autocast. float32: the most precise; half: the "
-        "half-precision type of AMP, less precise but faster with COMPILE; bfloat16: like half, but float32 if AMP "
-        "uses float16 or the device is a CPU; auto: bfloat16 with COMPILE, otherwise float32.")
+        "type of AMP, faster with COMPILE; bfloat16: like half, but float32 if AMP uses float16 or the device is a "
+        "CPU; auto: bfloat16 with COMPILE, otherwise float32.")
     REDUCE: Literal["float32", "half"] = setting("float32", only=Only("AMP"), help=
-        "Type of the gradient all-reduce: float32; half, the half-precision type of autocast, which halves the "
-        "traffic.")
+        "Type of the gradient all-reduce; half, the type of autocast, halves the traffic.")
     MATMUL: Literal["ieee", "tf32"] = setting("ieee", help=
         "float32 matrix multiplication on CUDA: ieee, or tf32, which is faster and less precise.")
     INIT_LOSS_SCALING: float = setting(65536.0, bounds=(1.0, 1e38), help=
@@ -682,8 +668,7 @@ class Precision:
     MAX_LOSS_SCALING: float | None = setting(None, bounds=(1e-6, 1e38), help=
         "Maximum loss scale; not set: no limit.")
     MAX_CONSECUTIVE_SKIPS: int = setting(50, bounds=(1, 1_000_000_000), help=
-        "After this many consecutive updates skipped because of non-finite gradients, the run rolls back, or stops "
-        "with exit code 3.")
+        "After this many consecutive updates with non-finite gradients, the run rolls back, or stops with exit code 3.")
     CUSTOM_BLACK_LIST: tuple[str, ...] = setting((), only=Only("AMP"), help=
         "Module paths (blocks.7.*), classes (LayerNorm) and operators (softmax) that AMP keeps in float32.")
     CUSTOM_WHITE_LIST: tuple[str, ...] = setting((), only=Only("AMP"), help=
@@ -697,11 +682,10 @@ class Dist:
     role: ClassVar[str] = MACHINE
 
     TIMEOUT: float = setting(1800.0, bounds=(1.0, 1e7), help=
-        "Seconds to wait for a process that does not join or respond; then the run ends and names the process.")
+        "Seconds to wait for a process that does not respond; then the run ends and names it.")
     STRATEGY: Literal["ddp", "fsdp2"] = setting("ddp", help=
         "ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a "
-        "checkpoint has one file per process and an index. With one process, both strategies are the same. Any number "
-        "of processes can load both kinds of checkpoints.")
+        "checkpoint has one file per process.")
 
 
 @dataclass(frozen=True)
@@ -716,27 +700,27 @@ class Start:
     EVAL: bool = setting(False, help=
         "Evaluate the weights without training.")
     RESUME: str | None = setting(None, section="MODEL", help=
-        "Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of "
-        "run NAME or, without NAME, of the newest run in SAVE that has no name.")
+        "Checkpoint or run (its folder, or latest for the newest) to resume; auto: the newest valid checkpoint of run "
+        "NAME or, without NAME, of the newest run in SAVE that has no name.")
     NAME: str = setting("", form=FOLDER_NAME, help=
-        "Name of the run's folder in SAVE; no date is added to it. The folder must not exist yet, except with -resume "
-        "auto, which continues the run in it.")
+        "Name of the run's folder in SAVE, without a date. The folder must not exist yet, except with -resume auto, "
+        "which continues its run.")
     CHECK: bool = setting(False, help=
-        "Check data, weights, memory and disk, print the findings and exit: no training, no run folder.")
+        "Check data, weights, memory and disk, print the findings and exit.")
     CHECK_IMAGES: int | None = setting(None, bounds=(1, 1_000_000_000), help=
-        "With CHECK, read at most this many images of each set, spread evenly over the set; not set: all images.")
+        "With CHECK, read at most this many images of each set, spread evenly; not set: all.")
     PROFILE: int | None = setting(None, bounds=(1, 10_000), help=
-        "Number of updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none.")
+        "Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none.")
     MAX_TIME: str | None = setting(None, form=DURATION, section="RUN", help=
-        "Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves "
-        "and ends before the limit; not set: none.")
+        "Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00, before which "
+        "the run saves and ends; not set: none.")
     ALLOW_CHANGED: tuple[str, ...] = setting((), section="RESUME", help=
-        "Names of settings whose values may differ from the checkpoint's. The properties GLOBAL_BATCH, NUM_IMAGES, "
-        "IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION may be named too.")
+        "Settings whose values may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, "
+        "SPLIT and AUGMENTATION.")
     LAST_EPOCH: int = setting(0, bounds=(0, 1_000_000), section="TRAIN", help=
-        "For weights from another system: the last finished epoch (1-based), after which training continues.")
+        "For weights from another system: the last finished epoch (1-based).")
     NGPUS: int | None = setting(None, bounds=(1, 1_000), help=
-        "Number of processes to start without a launcher; not set: one, or with main_multi_gpu one per visible device.")
+        "Processes to start without a launcher; not set: one, or with main_multi_gpu one per visible device.")
     URL: str | None = setting(None, section="DIST", help=
         "Address of process 0, as tcp://HOST:PORT; not set: from the launcher.")
     WORLD_SIZE: int | None = setting(None, bounds=(1, 100_000), section="DIST", help=
@@ -772,7 +756,7 @@ class Config:
     SAVE_STEPS: int | None = setting(None, bounds=(1, 1_000_000_000), role=RECORD, help=
         "Updates between two saves within an epoch; not set: no saves within an epoch.")
     KEEP_CHECKPOINTS: int = setting(3, bounds=(0, 1_000_000), role=RECORD, help=
-        "Number of numbered checkpoints to keep besides last.pth, previous.pth and best.pth; 0: none are written.")
+        "Numbered checkpoints to keep besides last.pth, previous.pth and best.pth; 0: none are written.")
     REPORT_FREQ: int = setting(20, bounds=(1, 1_000_000_000), role=RECORD, help=
         "Updates between two log lines.")
     VALIDATE_FREQ: int = setting(1, bounds=(1, 1_000_000), may_change=True, help=
@@ -781,20 +765,20 @@ class Config:
         "Device; auto: CUDA, else XPU, else MPS, else the CPU.")
     COMPILE: bool | Literal["blocks", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = setting(
         False, help=
-        "Compile with torch.compile: faster on GPUs, but compiling takes a minute or more; blocks: compile each block "
-        "by itself, which takes less time.")
+        "Compile with torch.compile: faster on GPUs, but compiling takes a minute or more; blocks: one block for all, "
+        "which takes less time.")
     DETERMINISTIC: bool = setting(False, help=
         "Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it.")
     REPORT: bool = setting(True, role=RECORD, help=
-        "Draw predictions (confusion.png, mistakes.png, correct.png) and a training batch (train_batch.png), and write "
-        "report.html; tables with the same data are always written.")
+        "Write report.html and pictures (confusion.png, mistakes.png, correct.png, train_batch.png); tables with the "
+        "same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
         "Fit a temperature to the validation images and store it in best.pth, so that probabilities of halfstep "
-        "predict say how often the model is right; for numbers, the widths of their intervals. With PRETRAINED, also "
-        "statistics that recognise photos unlike these images. The weights do not change.")
+        "predict are calibrated; for numbers, the widths of their intervals. With PRETRAINED, also statistics that "
+        "recognise photos unlike these images.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: "
-        "none. See docs/tracking.md.")
+        "none (docs/tracking.md).")
 
     def changed(self, section: str, **values: object) -> "Config":
         """Return a copy with other values of some settings in a section, such as DATA."""

@@ -61,7 +61,7 @@ class Column(NamedTuple):
     is_repeatable: bool = True  # false for measurements that differ between identical runs, such as times
 
 
-OF_LAYERS = "; with `TRAIN.LAYER_DECAY`, the classifier's rate (earlier layers have a fraction of this rate)"
+OF_LAYERS = "; with `TRAIN.LAYER_DECAY`, that of the classifier"
 # The first six columns are the columns of timm's summary.csv. Scores are in percent unless the meaning says otherwise.
 COLUMNS = (
     Column("epoch", "number of the epoch, from 0; -1: evaluation of the initial weights, before training"),

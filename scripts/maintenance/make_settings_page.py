@@ -28,16 +28,13 @@ halfstep train -cfg configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 T
 ```
 
 The type decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value means
-"not set". A setting of type "arguments" is a section of keyword arguments for a constructor of another library, set one
-by one: `-opts MODEL.KWARGS.init_values=1e-5`; `MODEL.KWARGS=null` removes the arguments from earlier files.
+"not set", and so does an empty default below. "Arguments" are keyword arguments for a constructor of another library,
+set one by one: `-opts MODEL.KWARGS.init_values=1e-5`; `MODEL.KWARGS=null` removes those of earlier files.
 
-The role of a setting: **data**, the images and labels; **model**, the architecture and the preparation of its images;
-**recipe**, the training; **machine**, place and speed; **record**, files and messages; **start**, a command for one
-start of the program, which is not saved. A resumed run may change settings that are marked with `*`, and others if
-`RESUME.ALLOW_CHANGED` names them.
+A resumed run may change settings that are marked with `*`, and others if `RESUME.ALLOW_CHANGED` names them.
 """
 
-_TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", Arguments: "arguments"}
+_TYPES = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Arguments: "arguments"}
 _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.items()}
 
 
@@ -93,21 +90,26 @@ def optimizer_rows() -> Iterator[str]:
 
 
 def _table(settings: Iterable[Setting]) -> str:
-    head = "| Setting, flag | For | Value | Default | Meaning |\n|---|---|---|---|---|\n"
+    head = "| Setting, flag | Value | Default | Meaning |\n|---|---|---|---|\n"
     return head + "".join(map(_row, settings))
 
 
 def _row(setting: Setting) -> str:
     is_command = setting.role == START
-    name = setting.key if is_command else setting.key.rpartition(".")[2]
-    star = "\\*" if setting.may_change else ""
-    role = "start" if is_command else setting.role + star
+    name = f"`{setting.key if is_command else setting.key.rpartition('.')[2]}`"
+    if setting.may_change and not is_command:
+        name += "\\*"
     flag = f" `{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
     kind = ("list of " if setting.is_list else "") + _TYPES[setting.kind] + ("s" if setting.is_list else "")
-    value = ", ".join(f"`{choice}`" for choice in setting.choices) or f"{kind}{describe_bounds(setting)}"
+    bounds = describe_bounds(setting).replace(" from ", "", 1)
+    if setting.kind is float and bounds and not setting.is_list:
+        kind = bounds
+    elif bounds:
+        kind += f", {bounds}"
+    value = ", ".join(f"`{choice}`" for choice in setting.choices) or kind
     value += "".join(f", or `{word}`" for word in setting.special)
-    default = "not set" if setting.default in (None, "", (), Arguments()) else f"`{to_text(setting.default)}`"
-    return f"| `{name}`{flag} | {role} | {value} | {default} | {setting.help} |\n"
+    default = "" if setting.default in (None, "", (), Arguments()) else f"`{to_text(setting.default)}`"
+    return f"| {name}{flag} | {value} | {default} | {setting.help} |\n"
 
 
 def data_page() -> str:

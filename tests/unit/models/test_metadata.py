@@ -16,6 +16,7 @@ from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights, is_imagenet_by_other_names, metadata_of, usual_images
 from tests.support.cases import cases_of, names_of
+from tests.support.pages import blocks_of, text_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
 from tests.support.weight_files import (
@@ -70,6 +71,15 @@ def test_timm_folder_provides_model_arguments_and_preprocessing(tmp_path):
     assert (data.IMAGENET_MEAN, data.CROP_PCT, data.CROP_MODE) == ((0.1, 0.2, 0.3), 0.8, "border")
     assert len(load_pretrained(other, str(path), classes=["dog", "cat"])) == 2
     assert torch.equal(other.fc.bias, model.fc.bias[[1, 0]])
+
+
+def test_config_of_fine_tuning_page_names_model_and_preprocessing(tmp_path):
+    (text,) = [code for language, code in blocks_of(text_of("docs/fine-tuning.md")) if language == "json"]
+    path = folder(tmp_path / "f", timm_model("resnet18", 1000).state_dict(), config=text)
+    settings = load_settings(["-eval", "-pretrained", str(path)]).config
+    assert (settings.MODEL.TYPE, settings.MODEL.NAME) == ("timm", "resnet18")
+    assert (settings.DATA.IMAGENET_MEAN, settings.DATA.IMAGENET_STD) == tuple(map(tuple, IMAGENET))
+    assert (settings.DATA.IMAGE_SIZE, settings.DATA.CROP_PCT) == (224, 0.95)
 
 
 def test_timm_folder_arguments_become_settings(tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from configs.tables import METRICS
 from engine.checkpoint.format import progress_in
-from engine.evaluation.scores import Best, Rival, name_weights
+from engine.evaluation.best import Best, Rival, name_weights
 from engine.plan import TrainPlan
 from engine.tasks.class_tables import ClassResults
 from models.weights.record import BEST_SCORES

@@ -13,8 +13,8 @@ from datasets import BadImages, EvalData, build_eval_data
 from engine.build import make_model, open_data_of_run
 from engine.checkpoint.resume import is_run
 from engine.eval_plan import EvalPlan, plan_evaluation
+from engine.evaluation.best import Best
 from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.scores import Best
 from engine.infer import PlacingInference
 from engine.open_model import SavedModel, warn_of_learned
 from engine.plan import read_inputs

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import BadImages, EvalData
+from engine.evaluation.best import Best
 from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.scores import Best, Scores, describe_score, rank_of
+from engine.evaluation.scores import Scores, describe_score, rank_of
 from engine.evaluation.tally import MakeTally
 from engine.session import Session
 from engine.tasks.class_tables import ClassResults

@@ -4,7 +4,7 @@ from datasets import BadImages, EvalData
 from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import drop_tensors, is_run, overlap_of
 from engine.evaluate_weights import ByFolds, complete_best
-from engine.evaluation.scores import Best
+from engine.evaluation.best import Best
 from engine.plan import TrainPlan
 from engine.record.next_steps import after_training
 from engine.saves import describe_progress

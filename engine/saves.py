@@ -9,8 +9,8 @@ from configs.schema import Config
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import TRAINED_ON, comparable
+from engine.evaluation.best import Best
 from engine.evaluation.evaluate import Evaluation
-from engine.evaluation.scores import Best
 from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.session import Session

@@ -14,7 +14,8 @@ from datasets.split import FOLDS
 from datasets.split.trained_on import holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.eval_plan import EvalPlan
-from engine.evaluation.scores import Best, format_value
+from engine.evaluation.best import Best
+from engine.evaluation.scores import format_value
 from engine.plan import Plan, TrainPlan
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names, usual_images

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.format import progress_in, remove_old, remove_unused_parts, save_checkpoint
-from engine.evaluation.scores import Best
+from engine.evaluation.best import Best
 from models.weights.sharded import changed
 from utils.errors import cause_of
 from utils.host import has_streams

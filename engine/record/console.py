@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from configs.schema import Config
 from configs.tables import METRICS
-from engine.evaluation.scores import Best, Scores, format_value
+from engine.evaluation.best import Best
+from engine.evaluation.scores import Scores, format_value
 from engine.record.columns import COLUMNS, Epoch, Row, epoch_row, machine_texts, terminal_text, training_texts
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.tables import OF_USERS
-from engine.evaluation.scores import Best, rank_of
+from engine.evaluation.best import Best
+from engine.evaluation.scores import rank_of
 from utils.errors import ConfigError, cause_of
 from utils.files import content_of, replacing
 from utils.text import csv_cell, csv_text

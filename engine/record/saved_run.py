@@ -14,7 +14,8 @@ from configs.schema import Arguments
 from configs.tables import METRICS
 from configs.values import OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import compose, read_node
-from engine.evaluation.scores import Best, ByGroups, Rival
+from engine.evaluation.best import Best, Rival
+from engine.evaluation.scores import ByGroups
 from engine.record.saved_files import (
     SUFFIXES,
     best_of,

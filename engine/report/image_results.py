@@ -12,7 +12,7 @@ from PIL.Image import DecompressionBombError
 from configs.schema import Config, Data
 from datasets import ImageSet
 from engine.checkpoint.format import progress_in
-from engine.evaluation.scores import Best
+from engine.evaluation.best import Best
 from engine.record.saved_files import read_object, write_table
 from engine.tasks.class_tables import RATES, ClassResults
 from engine.train.callback import Callback

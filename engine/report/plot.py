@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.tables import METRICS
-from engine.evaluation.scores import Best
+from engine.evaluation.best import Best
 from engine.record.saved_files import best_of
 from utils.files import replacing
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
+from engine.evaluation.best import Best
 from engine.evaluation.evaluate import Inference
-from engine.evaluation.scores import Best
 from engine.parallel import Parallel
 from engine.precision import Precision
 from engine.train.clipping import Clipping

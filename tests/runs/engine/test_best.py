@@ -11,7 +11,7 @@ import torch
 from configs.tables import METRICS, TASKS
 from configs.values import flatten
 from engine.eval_run import weights_to_score
-from engine.evaluation.scores import Best
+from engine.evaluation.best import Best
 from models import build_model
 from models.weights.files import read_record
 from tests.support import number_rows, several_labels

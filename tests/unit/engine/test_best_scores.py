@@ -10,7 +10,7 @@ import torch
 
 from engine.best_scores import BestScores
 from engine.evaluate_weights import compare_with_start
-from engine.evaluation.scores import Best, Rival
+from engine.evaluation.best import Best, Rival
 from engine.record.saved_run import SavedRun
 from engine.tasks.classes import ClassTally
 from engine.tasks.labels import LabelTally

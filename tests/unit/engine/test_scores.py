@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from engine.evaluation.best import Best
 from engine.evaluation.image_test import ImageTest
-from engine.evaluation.scores import Best, Scores, confidence
+from engine.evaluation.scores import Scores, confidence
 from engine.tasks.numbers import NumberScores
 from tests.support.properties import examples
 

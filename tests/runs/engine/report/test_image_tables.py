@@ -24,8 +24,8 @@ from datasets import BadImages, Normalize, build_eval_data
 from datasets.image_set import ImageSet
 from datasets.pixels import Pixels
 from engine.evaluation.all_scores import Ranking
+from engine.evaluation.best import Best
 from engine.evaluation.evaluate import Inference, evaluate
-from engine.evaluation.scores import Best
 from engine.precision import Precision
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import write_table

@@ -9,7 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.evaluation.scores import Best, Scores
+from engine.evaluation.best import Best
+from engine.evaluation.scores import Scores
 from engine.record import columns, console
 from engine.record.advice import DataWaitAdvice
 from engine.record.columns import COLUMNS, Column, Epoch, epoch_row, peak_memory

@@ -17,7 +17,7 @@ from configs.schema import Config
 from datasets import Mixed
 from datasets.copies import contradictions
 from datasets.index import Texts
-from engine.evaluation.scores import Best
+from engine.evaluation.best import Best
 from engine.features.compute import why_not_fitted
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
 from engine.labelling.data import DataSet

@@ -43,8 +43,9 @@ def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None)
     2. the file of -cfg, or else the settings of the weights' run (not of chosen weights), or else
     configs/finetune.yaml,
        or for models with BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
-    3. flags and -opts
-    4. `chosen`: the texts of settings that the images have decided
+    3. for photos without -cfg and -pretrained, the weights, size and epochs of engine/own_photos.py
+    4. flags and -opts
+    5. `chosen`: the texts of settings that the images have decided
     """
     command_line = parse(arguments)
     loaded = _load(_with(command_line, chosen))
@@ -64,7 +65,9 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg else []
     texts = _given([*files, *command_line.layers])
     if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & texts.keys():
-        return load(command_line, beneath=files)
+        if command_line.cfg or "DATA.DATA_PATH" not in texts:
+            return load(command_line, beneath=files)
+        return _load_own_photos(command_line, texts)
     # Imported here: reading weights needs torch, whose import takes seconds.
     import engine.settings_of_weights as of_weights
 
@@ -93,6 +96,17 @@ def _load(command_line: CommandLine) -> LoadedConfig:
         weights = of_weights.layer_of_weights(texts, checkpoint)
         return load(command_line, needs_file=False, beneath=[fine_tuning_batch()], weights=weights)
     return _load_to_fine_tune(command_line, checkpoint)
+
+
+def _load_own_photos(command_line: CommandLine, texts: Mapping[str, Text]) -> LoadedConfig:
+    """Load the settings for photos without -cfg and -pretrained: weights, size and epochs are chosen for them."""
+    from engine.own_photos import are_own_photos, choose_for
+
+    if not are_own_photos(texts):
+        return load(command_line)  # refuses it: there is no settings file
+    chosen = choose_for(texts)
+    loaded = _load(command_line._replace(layers=[chosen.layer, *command_line.layers]))
+    return replace(loaded, notes=[*chosen.notes, *loaded.notes])
 
 
 def _load_to_fine_tune(command_line: CommandLine, checkpoint: Path | None) -> LoadedConfig:

@@ -4,12 +4,11 @@ import argparse
 import difflib
 import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
-from configs.schema import AUTO
-from configs.values import BOOLS
 from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
@@ -18,6 +17,7 @@ from utils.text import is_url
 RUN_HELP = "a run's folder (for its best weights), a checkpoint in the folder, or latest (the newest run in output)"
 CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors file from halfstep export"
 MAX_NUMBER = 10**12
+VALUES_OF_AMP = ("true", "false", "auto")  # a folder may be called on or off
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,8 +36,8 @@ class Parser(argparse.ArgumentParser):
         has_opts = "-opts" in self._option_string_actions
         words = separate_settings(args) if has_opts else args
         words = [
-            "-amp=true" if word == "-amp" and following.lower() not in (*BOOLS, AUTO) else word
-            for word, following in zip(words, [*words[1:], ""], strict=True)
+            "-amp=true" if word == "-amp" and following.lower() not in VALUES_OF_AMP else word
+            for word, following in pairwise([*words, ""])
         ]
         return super().parse_known_args(words, namespace)
 
@@ -69,7 +69,7 @@ def separate_settings(words: Sequence[str]) -> list[str]:
     A word without = is a photo if it exists; otherwise it stays with -opts, which refuses it.
     """
     separated, in_settings = [], False
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if word.startswith("-"):
             in_settings = word == "-opts" and is_setting(following)
             separated += [] if in_settings else [word]

@@ -77,11 +77,12 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
     if not several or all(DATE.match(folder) for folders in several.values() for folder in folders):
         return ""
     first, folders = next(iter(several.items()))
+    inner = shlex.quote(str(root / first))
     return (
         f"DATA.DATA_PATH: {root / first} contains folders ({first_of(folders, limit=4)}) instead of images, so "
-        f"-data_path seems to be one folder too high; name {shlex.quote(str(root / first))} instead, as in halfstep "
-        f"train {shlex.quote(str(root / first))}, or, if {first_of(names, limit=4)} are the classes, list them in a "
-        "file: -opts DATA.CLASSES=classes.txt"
+        f"the path seems to be one folder too high; name {inner} instead, as in halfstep train {inner} or with "
+        f"-data_path {inner}, or, if {first_of(names, limit=4)} are the classes, list them in a file: -opts "
+        "DATA.CLASSES=classes.txt"
     )
 
 

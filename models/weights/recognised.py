@@ -4,7 +4,6 @@ A model is accepted only if names and shapes of all its weights are those in the
 depends on the image size.
 """
 
-import functools
 import itertools
 import math
 import re
@@ -45,7 +44,6 @@ class Recognised(NamedTuple):
         return images | ({"DATA.IMAGE_SIZE": self.size} if images and self.size else {})
 
 
-@functools.cache
 def recognise(path: Path) -> Recognised | None:
     """Return the model of the weights in a file, or None if neither its name nor the shapes say it."""
     shapes = {name: tuple(tensor.shape) for name, tensor in read_state_dict(path).items()}

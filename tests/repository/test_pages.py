@@ -86,7 +86,7 @@ def check_settings(words: list[str], is_whole: bool) -> None:
         is_name = re.fullmatch(r"[a-z]\w+(\.[a-z]\w+_\w+)?", layer.texts.get("MODEL.PRETRAINED", ""))
         assert not is_name or timm.is_model(name) or chooses(name), f"-pretrained {name}: timm has no such model"
     is_tuned = "MODEL.PRETRAINED" in typed and not {"EVAL", "MODEL.RESUME"} & typed
-    names_file = line.cfg or {"MODEL.RESUME", "MODEL.PRETRAINED"} & typed
+    names_file = line.cfg or {"MODEL.RESUME", "MODEL.PRETRAINED", "DATA.DATA_PATH"} & typed
     assert names_file or not is_whole or filled(words) != words, "-cfg is missing"
     files = read_layers(find_settings_file(cfg or "finetune")) if cfg or (is_tuned and not line.cfg) else []
     load(line._replace(cfg=None), needs_file=False, beneath=files)

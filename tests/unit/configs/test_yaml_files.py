@@ -76,7 +76,9 @@ def test_missing_cfg_error_shows_how_to_train_on_photos():
 
 
 def test_cfg_that_resembles_no_file_lists_the_shipped_ones():
-    with refused(ConfigError, "-cfg", "list", "  configs/vit_digits.yaml ", "  configs/recipes/deit_small_patch16_224.yaml "):
+    with refused(
+        ConfigError, "-cfg", "list", "  configs/vit_digits.yaml ", "  configs/recipes/deit_small_patch16_224.yaml "
+    ):
         load(["-cfg", "list"])
 
 

@@ -132,9 +132,9 @@ PACKAGES = {
     "engine": (
         "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks "
         "checkpoint confidence record settings_of_weights own_photos settings predict session provenance memory "
-        "first_passes plan eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare build "
-        "batch_size doctor eval_run evaluate_weights features short_trial choice callback_list best_scores saves features.saved "
-        "labelling features.start folds loop resumed check run __init__"
+        "first_passes plan eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare "
+        "build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list best_scores "
+        "saves features.saved labelling features.start folds loop resumed check run __init__"
     ).split(),
 }
 

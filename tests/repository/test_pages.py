@@ -112,17 +112,19 @@ def stopped_after_parsing(is_part: bool) -> Iterator[list[argparse.ArgumentParse
             return found
         raise Parsed(*found)
 
-    def parse_all(parser, args=None, namespace=None):
+    def parse_all(parser, args=None, namespace=None, is_mixed=False):
         depth[0] += 1
         try:
-            found, rest = parser.parse_known_args(args, namespace)
+            parse_words = parser.parse_known_intermixed_args if is_mixed else parser.parse_known_args
+            found, rest = parse_words(args, namespace)
             if rest:
                 parser.error(f"unrecognized arguments: {' '.join(rest)}")
         finally:
             depth[0] = 0
         raise Parsed(found, [])
 
-    replaced = {"parse_known_args": parse_known, "parse_args": parse_all, "parse_intermixed_args": parse_all}
+    replaced = {"parse_known_args": parse_known, "parse_args": parse_all}
+    replaced["parse_intermixed_args"] = functools.partialmethod(parse_all, is_mixed=True)
     with patch.multiple(argparse.ArgumentParser, **replaced):
         yield parsers
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configs.flags import FLAGS
-from configs.tables import OF_USERS
 from configs.values import ALL_SETTINGS, Text, convert
 from configs.yaml_files import Layer
 from datasets.pixels.decode import KNOWN_ENDINGS
@@ -21,8 +20,8 @@ from utils.errors import ConfigError, DataError
 from utils.host import find_devices
 from utils.text import is_url
 
-# On two cores, an epoch of 422 photos takes 12 s at 128 pixels, and three times as long at 224. 10 epochs are as good
-# as 20 (BENCHMARKS.md, "Size and epochs of own photos").
+# 160 pixels take 1.5 times as long, 20 epochs twice as long, and neither is better on other photos (BENCHMARKS.md, "Size
+# and epochs of own photos").
 ON_A_CPU = {"DATA.IMAGE_SIZE": "128", "TRAIN.NUM_EPOCHS": "10"}
 # On a GPU, size and epochs are those of the weights and of configs/finetune_batchnorm.yaml. A larger model fits there.
 LARGER, LARGER_SIZE = "vit_small_patch16_224", "22 million instead of 4.7 million weights, a download of 88 MB"
@@ -37,23 +36,15 @@ class OwnPhotos(NamedTuple):
     notes: list[str]
 
 
-def are_own_photos(typed: Mapping[str, Text]) -> bool:
-    """Return whether the DATA_PATH of a command line without -cfg, -pretrained and -resume has own photos.
+def choose_for(typed: Mapping[str, Text]) -> OwnPhotos:
+    """Choose the settings for own photos that the command line does not set.
 
-    Raise ConfigError for an evaluation.
+    Raise an error for an evaluation, and for a wrong path or model. `typed`: {key: text} of the command line.
     """
     if is_on(dict(typed), "EVAL"):
         raise ConfigError(
             "-eval: no weights are named; name a run or a file of weights, as in halfstep evaluate latest photos"
         )
-    return typed.get("DATA.DATASET", OF_USERS[0]) in OF_USERS
-
-
-def choose_for(typed: Mapping[str, Text]) -> OwnPhotos:
-    """Choose the settings for own photos that the command line does not set. Raise an error for a wrong path or model.
-
-    `typed`: {key: text} of the command line.
-    """
     refuse_other_model(typed)
     path = str(typed["DATA.DATA_PATH"])
     refuse_other_files(path)

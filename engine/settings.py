@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.flags import CommandLine, parse
 from configs.load import LoadedConfig, load, name_runs
+from configs.tables import OF_USERS
 from configs.translate.paddlevit import our_name
 from configs.values import Text, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
@@ -64,14 +65,17 @@ def fine_tuning_batch() -> Layer:
 def _load(command_line: CommandLine) -> LoadedConfig:
     files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg else []
     texts = _given([*files, *command_line.layers])
+    names_settings = command_line.cfg or "MODEL.PRETRAINED" in texts
+    are_own = "DATA.DATA_PATH" in texts and texts.get("DATA.DATASET", OF_USERS[0]) in OF_USERS and not names_settings
     if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & texts.keys():
-        if command_line.cfg or "DATA.DATA_PATH" not in texts:
-            return load(command_line, beneath=files)
-        return _load_own_photos(command_line, texts)
+        return _load_own_photos(command_line, texts) if are_own else load(command_line, beneath=files)
     # Imported here: reading weights needs torch, whose import takes seconds.
     import engine.settings_of_weights as of_weights
 
     checkpoint = of_weights.checkpoint_of(texts)
+    begins = checkpoint is None and texts.get("MODEL.RESUME") == "auto" and not of_weights.is_on(texts, "EVAL")
+    if are_own and begins:
+        return _load_own_photos(command_line, texts)
     candidate_names = candidate_names_in(texts.get("MODEL.PRETRAINED"))
     if candidate_names is not None:
         chosen = of_weights.choice_of_resumed(texts, checkpoint, candidate_names)
@@ -100,10 +104,8 @@ def _load(command_line: CommandLine) -> LoadedConfig:
 
 def _load_own_photos(command_line: CommandLine, texts: Mapping[str, Text]) -> LoadedConfig:
     """Load the settings for photos without -cfg and -pretrained: weights, size and epochs are chosen for them."""
-    from engine.own_photos import are_own_photos, choose_for
+    from engine.own_photos import choose_for
 
-    if not are_own_photos(texts):
-        return load(command_line)  # refuses it: there is no settings file
     chosen = choose_for(texts)
     loaded = _load(command_line._replace(layers=[chosen.layer, *command_line.layers]))
     return replace(loaded, notes=[*chosen.notes, *loaded.notes])

@@ -184,7 +184,7 @@ def layer_of_weights(typed: dict[str, Text], checkpoint: Path | None) -> Layer |
     if metadata is None:
         return None
     origin, images, model = _by_weights(metadata, typed, names_model)
-    if not (names_model or model or "MODEL.NAME" in typed):
+    if not (names_model or model):
         origin, images, model = _recognised(str(source), origin)
     if not (names_model or model):
         raise ConfigError(

@@ -96,6 +96,15 @@ def test_word_means_the_same_as_data_path_and_flags_win(places):
     assert other["weights"] is None and other["epochs"] != 10, "-cfg decides alone"
 
 
+@pytest.mark.usefixtures("signal_handlers")
+def test_resume_auto_starts_own_photos_and_later_continues_them(places):
+    words = ("photos", "-image_size", 32, "-resume", "auto", "-name", "mine", "-opts", "DATA.NUM_WORKERS=0")
+    first = typed("scripts/train.py", *words, "-epochs", 1, cwd=places).done()
+    second = typed("scripts/train.py", *words, "-epochs", 2, cwd=places).done()
+    assert "own photos" in first.stdout and "own photos" not in second.stdout
+    assert len(rows_of(Path("output/mine/metrics.csv"))) == 3, "the linear classifier, and two epochs"
+
+
 def test_amp_before_photos_is_on_and_after_false_is_off(places):
     assert load_settings(["-amp", "photos"]).config.AMP
     assert not load_settings(["-amp", "false", "photos"]).config.AMP

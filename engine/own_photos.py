@@ -20,8 +20,8 @@ from utils.errors import ConfigError, DataError
 from utils.host import find_devices
 from utils.text import is_url
 
-# 160 pixels take 1.5 times as long, 20 epochs twice as long, and neither is better on other photos (BENCHMARKS.md, "Size
-# and epochs of own photos").
+# 160 pixels take 1.5 times as long, 20 epochs twice as long, and neither is better on other photos by more than noise
+# (BENCHMARKS.md, "Size and epochs of own photos").
 ON_A_CPU = {"DATA.IMAGE_SIZE": "128", "TRAIN.NUM_EPOCHS": "10"}
 # On a GPU, size and epochs are those of the weights and of configs/finetune_batchnorm.yaml. A larger model fits there.
 LARGER, LARGER_SIZE = "vit_small_patch16_224", "22 million instead of 4.7 million weights, a download of 88 MB"

@@ -162,7 +162,10 @@ def _why_no_class_folders(folder: Path) -> str:
     num_images = _count_images(folder)
     if num_images:
         images = f"{counted(num_images, 'image')}, but no class folders"
-        return f"{folder}: it has {images}; move the images of each class into a folder of their own, then {command}"
+        return (
+            f"{folder}: it has {images}; move the images of each class into a folder of their own, then {command}; if "
+            "these images are one class, name the folder above"
+        )
     return (
         f"{folder}: it has no class folders and no images; put a folder with the images of each class into it, "
         f"then {command}"

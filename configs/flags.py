@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 from configs.removed import REMOVED_FLAGS
-from configs.values import ALL_SETTINGS, to_text
+from configs.values import ALL_SETTINGS, BOOLS, to_text
 from configs.yaml_files import Layer
 from utils.commands import page
 from utils.errors import ConfigError
@@ -56,6 +56,7 @@ FLAGS = {
     },
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
+SWITCHES = {key: flag for flag, key in _SETTING_OF.items() if ALL_SETTINGS[key].kind is bool}  # their value is optional
 # {flag: description of its value}, for flags that scripts often fill from shell variables. An empty value would start a
 # different run.
 NEVER_EMPTY = {"-resume": "a run or auto", "-pretrained": "weights", "-budget": "a time such as 8h"}
@@ -66,6 +67,7 @@ _LOCAL_RANK = ("--local-rank", "--local_rank")
 
 EXAMPLES = """\
 examples:
+  halfstep train photos
   halfstep train -cfg vit_digits -amp
   halfstep train -ngpus 4 -cfg vit_base_patch16_224 -dataset imagenet2012 -data_path /dataset/imagenet -amp
   halfstep evaluate vit_base_patch16_224.pdparams -cfg vit_base_patch16_224
@@ -94,8 +96,10 @@ def build_parser() -> argparse.ArgumentParser:
     """
     parser = _Parser(
         prog="halfstep train",
-        usage="%(prog)s [-cfg FILE] [flag ...]",
-        description="Train or evaluate a Vision Transformer. Flags override the settings file.\n"
+        usage="%(prog)s [PHOTOS] [-cfg FILE] [flag ...]",
+        description="Train or evaluate an image classifier. Flags override the settings file. PHOTOS, a folder with a "
+        "folder for each\nclass, means -data_path PHOTOS; without -cfg and -pretrained, it is learned from weights "
+        "that come with halfstep.\n"
         "In brackets: the setting that a flag sets, and its default.",
         epilog=f"{EXAMPLES}\nThe pages that this help names are in {page('docs')}.",
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
@@ -109,9 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
         "-cfg",
         metavar="FILE",
         action="append",
-        help="YAML file of settings, or the name of a file in configs/. Without it, -resume and -pretrained use the "
-        "settings in the checkpoint; weights without settings are fine-tuned (configs/finetune*.yaml for classes, "
-        "numbers, BatchNorm).",
+        help="YAML file of settings, or the name of a file in configs/ (list prints them). Without it, -resume and "
+        "-pretrained use the settings in the checkpoint; weights without settings are fine-tuned "
+        "(configs/finetune*.yaml for classes, numbers, BatchNorm).",
     )
     settings.add_argument(
         "-opts",
@@ -144,11 +148,11 @@ def parse(argv: list[str]) -> CommandLine:
             raise ConfigError(
                 f"{flag} is empty, perhaps because a shell variable is not set; name {values}, or leave {flag} out"
             )
-    if rest:
-        raise ConfigError(
-            f"{rest[0]!r} on the command line does not belong to a flag; write settings after -opts, give a settings "
-            "file with -cfg, and quote a value that has spaces; -h lists the flags"
-        )
+    switched = {getattr(known, key) for key in SWITCHES} - {*BOOLS, None}
+    if rest or switched or not all("=" in option for option in known.opts):
+        from configs.bare_words import with_photos
+
+        known = with_photos(known, rest, SWITCHES)
     values = ((flag, key, getattr(known, key)) for flag, key in _SETTING_OF.items())
     layers = [Layer(f"flag {flag}", {key: text}) for flag, key, text in values if text is not None]
     files = list(dict.fromkeys(known.cfg or [None]))

@@ -36,15 +36,12 @@ def shipped_files() -> list[Path]:
 
 
 def find_settings_file(cfg: str | None) -> str:
-    """Return the path given with -cfg, or raise an error that lists the alternatives."""
+    """Return the path given with -cfg. Raise ConfigError if there is none, or no such file."""
     if not cfg:
-        first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
-        rows = [(f"  {short_name(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first]
-        listed = "\n".join(align(rows))
         raise ConfigError(
-            "-cfg is missing; give a settings file, or the name of one of these, such as -cfg "
-            "vit_digits; to fine-tune weights, give -pretrained NAME -data_path FOLDER instead\n"
-            f"{listed}"
+            "no photos and no settings are given; name the folder of your photos, which has a folder for each class, "
+            "as in halfstep train photos, or a settings file, as in halfstep train -cfg vit_digits (-cfg list "
+            "lists them); -h lists the flags"
         )
     shipped = {name: path for path in shipped_files() for name in (path.stem, path.name)}
     if cfg in shipped and not os.path.isfile(cfg):
@@ -52,7 +49,15 @@ def find_settings_file(cfg: str | None) -> str:
     if or_shipped(Path(cfg)).exists():
         return cfg
     near = did_you_mean(Path(cfg).stem, [path.stem for path in shipped.values()])
+    if not near and Path(cfg).name == cfg:
+        near = f"; these come with halfstep:\n{_describe_shipped_files()}"
     raise ConfigError(f"-cfg: there is no file {cfg} in the working directory {os.getcwd()}{near}")
+
+
+def _describe_shipped_files() -> str:
+    first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
+    rows = [(f"  {short_name(path)}", textwrap.shorten(line, 90, placeholder=" ...")) for path, line in first.items()]
+    return "\n".join(align(rows))
 
 
 class Loader(yaml.BaseLoader):

@@ -1,5 +1,7 @@
 """open_data: the only way from settings to images. They are finished: divided, numbered, measured."""
 
+import os
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -83,7 +85,10 @@ def _read(
     try:
         train, val = read_source(config, only_validation, say)
     except OSError as error:
-        raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
+        remedy = ""
+        if isinstance(error, PermissionError) and error.filename:
+            remedy = f"; its owner can allow it: chmod -R u+rX {shlex.quote(os.fsdecode(error.filename))}"
+        raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error}){remedy}") from error
     whole = train if val is None else val
     if whole.is_listing:
         from datasets.sources.folder import refuse_doubtful, refuse_output_inside
@@ -188,7 +193,8 @@ def _refuse_one_class(config: Config, train: Table | None, val: Table) -> None:
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(
             f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing "
-            "to learn; -data_path must name the folder that has a folder for each class, or a list of several classes"
+            "to learn; -data_path must name the folder that has a folder for each class, such as photos/cat and "
+            "photos/dog (halfstep train photos), or a list of several classes"
         )
 
 

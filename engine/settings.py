@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.flags import CommandLine, parse
 from configs.load import LoadedConfig, load, name_runs
+from configs.tables import OF_USERS
 from configs.translate.paddlevit import our_name
 from configs.values import Text, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
@@ -43,8 +44,9 @@ def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None)
     2. the file of -cfg, or else the settings of the weights' run (not of chosen weights), or else
     configs/finetune.yaml,
        or for models with BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
-    3. flags and -opts
-    4. `chosen`: the texts of settings that the images have decided
+    3. for photos without -cfg and -pretrained, the weights, size and epochs of engine/own_photos.py
+    4. flags and -opts
+    5. `chosen`: the texts of settings that the images have decided
     """
     command_line = parse(arguments)
     loaded = _load(_with(command_line, chosen))
@@ -63,12 +65,17 @@ def fine_tuning_batch() -> Layer:
 def _load(command_line: CommandLine) -> LoadedConfig:
     files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg else []
     texts = _given([*files, *command_line.layers])
+    names_settings = command_line.cfg or "MODEL.PRETRAINED" in texts
+    are_own = "DATA.DATA_PATH" in texts and texts.get("DATA.DATASET", OF_USERS[0]) in OF_USERS and not names_settings
     if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & texts.keys():
-        return load(command_line, beneath=files)
+        return _load_own_photos(command_line, texts) if are_own else load(command_line, beneath=files)
     # Imported here: reading weights needs torch, whose import takes seconds.
     import engine.settings_of_weights as of_weights
 
     checkpoint = of_weights.checkpoint_of(texts)
+    begins = checkpoint is None and texts.get("MODEL.RESUME") == "auto" and not of_weights.is_on(texts, "EVAL")
+    if are_own and begins:
+        return _load_own_photos(command_line, texts)
     candidate_names = candidate_names_in(texts.get("MODEL.PRETRAINED"))
     if candidate_names is not None:
         chosen = of_weights.choice_of_resumed(texts, checkpoint, candidate_names)
@@ -93,6 +100,15 @@ def _load(command_line: CommandLine) -> LoadedConfig:
         weights = of_weights.layer_of_weights(texts, checkpoint)
         return load(command_line, needs_file=False, beneath=[fine_tuning_batch()], weights=weights)
     return _load_to_fine_tune(command_line, checkpoint)
+
+
+def _load_own_photos(command_line: CommandLine, texts: Mapping[str, Text]) -> LoadedConfig:
+    """Load the settings for photos without -cfg and -pretrained: weights, size and epochs are chosen for them."""
+    from engine.own_photos import choose_for
+
+    chosen = choose_for(texts)
+    loaded = _load(command_line._replace(layers=[chosen.layer, *command_line.layers]))
+    return replace(loaded, notes=[*chosen.notes, *loaded.notes])
 
 
 def _load_to_fine_tune(command_line: CommandLine, checkpoint: Path | None) -> LoadedConfig:

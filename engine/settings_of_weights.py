@@ -185,6 +185,8 @@ def layer_of_weights(typed: dict[str, Text], checkpoint: Path | None) -> Layer |
         return None
     origin, images, model = _by_weights(metadata, typed, names_model)
     if not (names_model or model):
+        origin, images, model = _recognised(str(source), origin)
+    if not (names_model or model):
         raise ConfigError(
             f"MODEL.NAME: {metadata.by} does not name its model; name a timm model (any of timm.list_models()), as in "
             "-opts MODEL.NAME=vit_base_patch16_224, or a settings file with -cfg"
@@ -214,6 +216,18 @@ def _by_weights(metadata: Any, typed: dict[str, Text], names_model: bool) -> tup
         is_same = kind.lower() == "timm" and name.partition(".")[0] == name_in_weights
         model = {key: model[key] for key in ("MODEL.KWARGS",) if key in model and is_same}
     return origin, images, model
+
+
+def _recognised(source: str, origin: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the origin, and the settings of images and model if the file's name or shapes say which model it is."""
+    from models.weights.files import find_file
+    from models.weights.recognised import recognise
+
+    path = find_file(source)
+    recognised = recognise(path) if path else None
+    if recognised is None:
+        return origin, {}, {}
+    return f"{origin} (timm's {recognised.name}, {recognised.how})", recognised.images, recognised.model
 
 
 def _for_channels(images: dict[str, Any], typed: dict[str, Text]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The program `halfstep`: replaces itself by the program of a command.
 
-halfstep train -pretrained vit_small_patch16_224 -data_path photos -amp
+halfstep train photos
 """
 
 import os
@@ -15,9 +15,9 @@ TRAIN, MULTI = "scripts/train.py", "main_multi_gpu.py"
 COMMANDS = {
     "models": ("scripts/models.py", [], "list pretrained models, with accuracy and speed"),
     "check": (TRAIN, ["-check"], "read all images and try a few updates, before a long run"),
-    "train": (TRAIN, [], "train or fine-tune a model"),
+    "train": (TRAIN, [], "train or fine-tune a model: train FOLDER"),
     "resume": (TRAIN, ["-resume"], "continue a run: resume RUN, or the newest run that was killed"),
-    "evaluate": (TRAIN, ["-eval"], "score weights on labelled images: evaluate WEIGHTS -data_path FOLDER"),
+    "evaluate": (TRAIN, ["-eval"], "score weights on labelled images: evaluate latest FOLDER"),
     "report": ("scripts/report.py", [], "write the page of a run again"),
     "predict": ("scripts/predict.py", [], "classify images with a run or weights: predict latest FOLDER"),
     "labels": ("scripts/labels.py", [], "find wrong labels and copies, choose images to label next"),

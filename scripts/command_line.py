@@ -4,6 +4,7 @@ import argparse
 import difflib
 import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from configs.flags import FLAGS
@@ -16,6 +17,7 @@ from utils.text import is_url
 RUN_HELP = "a run's folder (for its best weights), a checkpoint in the folder, or latest (the newest run in output)"
 CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors file from halfstep export"
 MAX_NUMBER = 10**12
+VALUES_OF_AMP = ("true", "false", "auto")  # a folder may be called on or off
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,10 +32,12 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, local_path)
 
     def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
-        """Parse a command line. -amp takes the next word only if it is true or false; images may follow."""
+        """Parse a command line. Photos may follow -amp, which takes true, false or auto, and the settings of -opts."""
+        has_opts = "-opts" in self._option_string_actions
+        words = separate_settings(args) if has_opts else args
         words = [
-            "-amp=true" if word == "-amp" and following.lower() not in ("true", "false") else word
-            for word, following in zip(args, [*args[1:], ""], strict=False)
+            "-amp=true" if word == "-amp" and following.lower() not in VALUES_OF_AMP else word
+            for word, following in pairwise([*words, ""])
         ]
         return super().parse_known_args(words, namespace)
 
@@ -57,6 +61,29 @@ class Parser(argparse.ArgumentParser):
     def add_output(self, metavar: str, help: str) -> None:
         """Add the required flag -output, also called -o and -out: the path that the script writes to."""
         self.add_argument("-output", "-o", "-out", required=True, type=Path, metavar=metavar, help=help)
+
+
+def separate_settings(words: Sequence[str]) -> list[str]:
+    """Return a command line with -opts=KEY=VALUE for each setting, so that argparse gives -opts no photo after them.
+
+    A word without = is a photo if it exists; otherwise it stays with -opts, which refuses it.
+    """
+    separated, in_settings = [], False
+    for word, following in pairwise([*words, ""]):
+        if word.startswith("-"):
+            in_settings = word == "-opts" and is_setting(following)
+            separated += [] if in_settings else [word]
+        elif in_settings and is_setting(word):
+            separated.append(f"-opts={word}")
+        else:
+            in_settings = False
+            separated.append(word)
+    return separated
+
+
+def is_setting(word: str) -> bool:
+    """Return whether a word after -opts belongs to it."""
+    return bool(word) and not word.startswith("-") and ("=" in word or not os.path.exists(word))
 
 
 def local_path(text: str) -> Path:

@@ -77,10 +77,12 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
     if not several or all(DATE.match(folder) for folders in several.values() for folder in folders):
         return ""
     first, folders = next(iter(several.items()))
+    inner = shlex.quote(str(root / first))
     return (
         f"DATA.DATA_PATH: {root / first} contains folders ({first_of(folders, limit=4)}) instead of images, so "
-        f"-data_path seems to be one folder too high; set -data_path {shlex.quote(str(root / first))}, or, if "
-        f"{first_of(names, limit=4)} are the classes, list them in a file: -opts DATA.CLASSES=classes.txt"
+        f"the path seems to be one folder too high; name {inner} instead, as in halfstep train {inner} or with "
+        f"-data_path {inner}, or, if {first_of(names, limit=4)} are the classes, list them in a file: -opts "
+        "DATA.CLASSES=classes.txt"
     )
 
 
@@ -150,8 +152,24 @@ def class_folders(folder: Path) -> list[str]:
     """Return the sorted names of the class folders. Raise DataError if there are none."""
     names = subfolders(folder)
     if not names:
-        raise DataError(f"{folder}: no class folders; images must be in one folder per class")
+        raise DataError(_why_no_class_folders(folder))
     return names
+
+
+def _why_no_class_folders(folder: Path) -> str:
+    """Return the error message for a folder without class folders: it is empty, or has only files."""
+    command = f"halfstep train {shlex.quote(str(folder))}"
+    num_images = _count_images(folder)
+    if num_images:
+        images = f"{counted(num_images, 'image')}, but no class folders"
+        return (
+            f"{folder}: it has {images}; move the images of each class into a folder of their own, then {command}; if "
+            "these images are one class, name the folder above"
+        )
+    return (
+        f"{folder}: it has no class folders and no images; put a folder with the images of each class into it, "
+        f"then {command}"
+    )
 
 
 def read_class_folders(

@@ -168,7 +168,7 @@ def test_unknown_command_is_refused_with_a_near_one(monkeypatch, capsys, name, n
 def test_help_of_a_clone_run_by_module_name():
     variables = {"PATH": "", "PYTHONSAFEPATH": "1"}
     done = run_fresh("halfstep/__main__.py", "train", "-h", environment=variables).done()
-    assert done.stdout.startswith("usage: halfstep train [-cfg FILE]")
+    assert done.stdout.startswith("usage: halfstep train [PHOTOS] [-cfg FILE]")
     assert "halfstep evaluate output/" in done.stdout and ".py" not in done.stdout
 
 

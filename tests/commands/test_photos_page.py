@@ -78,9 +78,9 @@ def test_photos_page_commands_produce_predictions(here):
             folders[made] = str(max(Path("output").glob("train-*"), key=lambda path: path.stat().st_mtime_ns))
         return "".join(said)
 
-    follow("Train", checks=True)
+    follow("Train another model", checks=True)
     assert not Path("output").exists()
-    follow("Train", made="output/train-20260102-03-04-05")
+    follow("Train another model", made="output/train-20260102-03-04-05")
     first = parts(Path(folders["output/train-20260102-03-04-05"]))
     assert set(first.values()) == {"train", "val"}
     look_at_the_result(follow)

@@ -216,6 +216,28 @@ def test_amp_takes_no_image_as_its_value(words, amp, image):
     assert (single.model, str(single.photos), single.amp) == ("RUN", image, amp)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RUN -opts A=1 B=2 photos",
+        "RUN -opts A=1 B=2 photos -raw",
+        "-opts A=1 B=2 -raw RUN photos",
+        "RUN photos -opts A=1 B=2",
+        "RUN -opts A=1 -batch_size 2 photos -opts B=2",
+    ],
+)
+def test_opts_take_no_photo_as_a_setting(here, words):
+    (here / "photos").mkdir()
+    arguments = predict.parse(words.split())
+    assert (arguments.model, arguments.images, arguments.opts) == ("RUN", ["photos"], ["A=1", "B=2"])
+    single = embed.parse([*words.split(), "-output", "x.npz"])
+    assert (single.model, str(single.photos), single.opts) == ("RUN", "photos", ["A=1", "B=2"])
+
+
+def test_word_after_opts_that_is_no_path_stays_a_wrong_setting(here):
+    assert predict.parse(["RUN", "-opts", "A=1", "nope"]).opts == ["A=1", "nope"]
+
+
 @pytest.mark.parametrize("words", cases_of("mistakes-of_predict"))
 def test_predict_exits_with_2_and_an_error_for_each_mistake(trained, tmp_path, words):
     state = torch.load(trained / "last.pth", weights_only=True)

@@ -20,7 +20,8 @@ PARTS = {
 
 # Features that most runs do not use. Other files import them only inside the functions that use them.
 RARE = tuple(
-    """configs.translate.paddlevit_files models.weights.paddle models.lora models.positions models.trace
+    """configs.translate.paddlevit_files configs.bare_words engine.own_photos datasets.sources.recognised
+    models.weights.recognised models.weights.paddle models.lora models.positions models.trace
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.loading.replacements
     datasets.sources.remote datasets.sources.server engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels
@@ -114,7 +115,7 @@ def test_no_file_beside_a_script_has_the_name_of_a_standard_module():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "configs": (
-        "__init__ tables schema removed values yaml_files arguments rare_checks checks translate "
+        "__init__ tables schema removed values yaml_files arguments rare_checks checks bare_words translate "
         "translate.timm_arguments translate.other_programs typed_names flags translate.paddlevit_files "
         "translate.paddlevit load"
     ).split(),
@@ -132,7 +133,7 @@ PACKAGES = {
     "engine": (
         "catalogue open_model parallel train.adaptive_clipping train.clipping train.loss_scale train.fused_loss_scale "
         "train.computing half_copy precision evaluation infer train confidence.temperature features.linear tasks "
-        "checkpoint confidence record settings_of_weights settings predict session provenance memory first_passes plan "
+        "checkpoint confidence record settings_of_weights own_photos settings predict session provenance memory first_passes plan "
         "eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare build batch_size "
         "doctor eval_run evaluate_weights features short_trial choice callback_list best_scores saves features.saved "
         "labelling features.start folds resumed ending rollback stages check run __init__"

@@ -86,7 +86,7 @@ def check_settings(words: list[str], is_whole: bool) -> None:
         is_name = re.fullmatch(r"[a-z]\w+(\.[a-z]\w+_\w+)?", layer.texts.get("MODEL.PRETRAINED", ""))
         assert not is_name or timm.is_model(name) or chooses(name), f"-pretrained {name}: timm has no such model"
     is_tuned = "MODEL.PRETRAINED" in typed and not {"EVAL", "MODEL.RESUME"} & typed
-    names_file = line.cfg or {"MODEL.RESUME", "MODEL.PRETRAINED"} & typed
+    names_file = line.cfg or {"MODEL.RESUME", "MODEL.PRETRAINED", "DATA.DATA_PATH"} & typed
     assert names_file or not is_whole or filled(words) != words, "-cfg is missing"
     files = read_layers(find_settings_file(cfg or "finetune")) if cfg or (is_tuned and not line.cfg) else []
     load(line._replace(cfg=None), needs_file=False, beneath=files)
@@ -112,17 +112,19 @@ def stopped_after_parsing(is_part: bool) -> Iterator[list[argparse.ArgumentParse
             return found
         raise Parsed(*found)
 
-    def parse_all(parser, args=None, namespace=None):
+    def parse_all(parser, args=None, namespace=None, is_mixed=False):
         depth[0] += 1
         try:
-            found, rest = parser.parse_known_args(args, namespace)
+            parse_words = parser.parse_known_intermixed_args if is_mixed else parser.parse_known_args
+            found, rest = parse_words(args, namespace)
             if rest:
                 parser.error(f"unrecognized arguments: {' '.join(rest)}")
         finally:
             depth[0] = 0
         raise Parsed(found, [])
 
-    replaced = {"parse_known_args": parse_known, "parse_args": parse_all, "parse_intermixed_args": parse_all}
+    replaced = {"parse_known_args": parse_known, "parse_args": parse_all}
+    replaced["parse_intermixed_args"] = functools.partialmethod(parse_all, is_mixed=True)
     with patch.multiple(argparse.ArgumentParser, **replaced):
         yield parsers
 

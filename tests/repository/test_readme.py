@@ -18,7 +18,7 @@ NOT_TYPED = {"pip install": "it installs packages", "/data/": "it reads data tha
 # {words: those that the test types, because it has little time}
 REPLACED = {
     "bash scripts/quickstart.sh": "halfstep train -cfg vit_digits -epochs 1",
-    "-epochs 10": "-epochs 1",
+    "halfstep train photos": "halfstep train photos -epochs 1",
 }
 
 

@@ -69,10 +69,17 @@ def test_file_with_bom_crlf_and_python_tags_loads():
     assert (config.SEED, config.START.NAME) == (7, "ä")
 
 
-def test_missing_cfg_error_suggests_a_shipped_file():
+def test_missing_cfg_error_shows_how_to_train_on_photos():
     for argv in ([], ["-cfg", ""], ["-amp"]):
-        with refused(ConfigError, "-cfg", "  configs/vit_digits.yaml "):
+        with refused(ConfigError, "halfstep train photos", "-cfg vit_digits", "-cfg list"):
             load(argv)
+
+
+def test_cfg_that_resembles_no_file_lists_the_shipped_ones():
+    with refused(
+        ConfigError, "-cfg", "list", "  configs/vit_digits.yaml ", "  configs/recipes/deit_small_patch16_224.yaml "
+    ):
+        load(["-cfg", "list"])
 
 
 @pytest.mark.parametrize("name", ["finetune", "finetune.yaml", "vit_small_patch16_224_90ep"])

@@ -133,10 +133,10 @@ PACKAGES = {
     "engine": (
         "catalogue open_model parallel train.adaptive_clipping train.clipping train.loss_scale train.fused_loss_scale "
         "train.computing half_copy precision evaluation infer train confidence.temperature features.linear tasks "
-        "checkpoint confidence record settings_of_weights own_photos settings predict session provenance memory first_passes plan "
-        "eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare build batch_size "
-        "doctor eval_run evaluate_weights features short_trial choice callback_list best_scores saves features.saved "
-        "labelling features.start folds resumed ending rollback stages check run __init__"
+        "checkpoint confidence record settings_of_weights own_photos settings predict session provenance memory "
+        "first_passes plan eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare "
+        "build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list best_scores saves "
+        "features.saved labelling features.start folds resumed ending rollback stages check run __init__"
     ).split(),
 }
 

@@ -41,6 +41,12 @@ class ScanResult:
         return self.sides[:, 0] > 0
 
     @property
+    def read_ones(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of the images that could be read, and their sides."""
+        numbers = np.flatnonzero(self.readable)
+        return numbers * len(self.image_set) // self.count, self.sides[numbers]
+
+    @property
     def is_sample(self) -> bool:
         return self.count < len(self.image_set)
 
@@ -125,6 +131,10 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         yield Finding("kinds of files", text, WARN if is_lost else OK, KEEP_VALUES if is_lost else "")
     if finding := check_duplicates(config, scans, contents):
         yield finding
+    if config.task.has_classes and not config.task.has_several_classes:
+        from engine.check.clues import check_clues
+
+        yield check_clues(scans[0].image_set, *scans[0].read_ones)
 
 
 def check_counts(config: Config, counts: str, train: ImageSet | None, val: ImageSet) -> Finding:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from configs.tables import LOSSES, METRICS, OBJECTIVES, OF_USERS, PIXEL_KINDS, TASKS, TaskRow, sentences_of
 from utils.text import is_url
 
+MAX_SIDE = 8_192  # of images, in pixels
 AUTO = "auto"  # a value that lets the program choose at the start
 MAX_INT = 2**63 - 1  # the largest integer that torch and numpy support
 
@@ -61,7 +62,7 @@ def _is_size_schedule(entries: tuple[str, ...]) -> bool:
     if not all(re.fullmatch(r"\s*[0-9]{1,9}:[0-9]{1,4}\s*", each) for each in entries):
         return False
     starts, sides = ([int(each.split(":")[part]) for each in entries] for part in (0, 1))
-    return not entries or (starts == sorted({0, *starts}) and 0 < min(sides) and max(sides) <= 8_192)
+    return not entries or (starts == sorted({0, *starts}) and 0 < min(sides) and max(sides) <= MAX_SIDE)
 
 
 def _is_folder_name(text: str) -> bool:
@@ -77,6 +78,7 @@ COLUMN_NAMES = Form(
     lambda names: len(names) != 1 and len({*names}) == len(names),
     "at least two different columns: one of paths (or images), then one or more of classes",
 )
+SIZE = Form(bool, "the side of a square such as 224, or HEIGHTxWIDTH such as 224x320, each a whole number")
 SIZES = Form(_is_size_schedule, "a list such as 0:128, 60:160 that starts at epoch 0, with increasing epochs")
 FOLD_OF = Form(_is_fold, "FOLD/FOLDS, such as 0/5 for the first of five folds, with at most 1000 folds")
 FOLDER_NAME = Form(
@@ -94,6 +96,30 @@ TIME_TO_SPEND = Form(
 DURATION = Form(
     lambda text: 0 < (to_seconds(text) or 0) <= 1e9, "a duration above 0, such as 3h30m, 90m or 5400 (seconds)"
 )
+
+
+class Shape(NamedTuple):
+    """Height and width of the images that the model takes, in pixels."""
+
+    height: int
+    width: int
+
+    @property
+    def size(self) -> int | str:
+        """The value of DATA.IMAGE_SIZE: 224 for a square, otherwise a text such as 224x320."""
+        return self.height if self.height == self.width else f"{self.height}x{self.width}"
+
+    def __str__(self) -> str:
+        return f"{self.height} x {self.width}"
+
+
+def to_image_size(text: str | list) -> int | str:
+    """Convert 224, 224x320 or [224, 320] to a value of DATA.IMAGE_SIZE. Raise ValueError for other text."""
+    sides = [*map(str, text)] if isinstance(text, list) else re.split("[x,]", text.strip().strip("[]()").lower())
+    numbers = [int(side) if re.fullmatch(r"\s*\+?[0-9]{1,9}\s*", side) else 0 for side in sides]
+    if len(numbers) > 2 or not numbers or not all(1 <= number <= MAX_SIDE for number in numbers):
+        raise ValueError("not one or two lengths")
+    return Shape(numbers[0], numbers[-1]).size
 
 
 class Only:
@@ -127,6 +153,7 @@ def setting(  # noqa: PLR0913
     help: str,
     bounds: tuple[float, float] | None = None,
     form: Form | None = None,
+    parse: Callable[[Any], Any] | None = None,
     role: str = "",
     may_change: bool = False,
     alike: tuple = (),
@@ -137,6 +164,7 @@ def setting(  # noqa: PLR0913
 
     bounds      the smallest and the largest allowed number; absurdly large ones would exhaust the memory
     form        a further requirement on the value
+    parse       converts the text, or list of texts, of a value with more than one spelling
     role        if it is not the section's role
     may_change  whether a resumed run may change the setting, although it affects the result
     alike       values that give the same result, so that a resumed run may switch between them
@@ -144,7 +172,7 @@ def setting(  # noqa: PLR0913
     only        the condition under which the setting has an effect
     """
     declared = {"help": help, "bounds": bounds, "form": form, "may_change": may_change, "alike": alike, "only": only}
-    return field(default=default, metadata=declared | {"role": role, "section": section})
+    return field(default=default, metadata=declared | {"parse": parse, "role": role, "section": section})
 
 
 class Fold(NamedTuple):
@@ -199,8 +227,9 @@ class Data:
         "the largest batch that fits the device, found by trial at the start.")
     BATCH_SIZE_EVAL: int | None = setting(None, bounds=(1, 1_000_000), role=MACHINE, help=
         "Images per process in evaluation; not set: BATCH_SIZE.")
-    IMAGE_SIZE: int = setting(224, bounds=(1, 8_192), role=MODEL, help=
-        "Side of the square input image, in pixels.")
+    IMAGE_SIZE: int | str = setting(224, bounds=(1, MAX_SIDE), form=SIZE, parse=to_image_size, role=MODEL, help=
+        "Size of the input image, in pixels: the side of a square, or height x width, such as 224x320 (docs/data.md, "
+        "\"Images that are not square\").")
     IMAGE_CHANNELS: int = setting(3, bounds=(1, 1_000), role=MODEL, help=
         "3 for colour, 1 for grey; with PIXELS native, the number of channels of each image.")
     PIXELS: Literal[*PIXEL_KINDS] = setting("8bit", role=MODEL, help=
@@ -316,6 +345,12 @@ class Data:
     def fold(self) -> Fold | None:
         """The fold that cross-validation holds out, if any."""
         return Fold(*map(int, self.FOLD.split("/"))) if self.FOLD else None
+
+    @property
+    def shape(self) -> Shape:
+        """Height and width of the images that the model takes."""
+        height, _, width = str(self.IMAGE_SIZE).partition("x")
+        return Shape(int(height), int(width or height))
 
     @property
     def is_native(self) -> bool:
@@ -799,11 +834,7 @@ class Config:
         return not (has_one and self.MODEL.NEW_CLASSIFIER == "random")
 
     @property
-    def train_sizes(self) -> dict[int, int]:
-        """The side of training images by epoch: {number of finished epochs: side from then on}."""
+    def train_shapes(self) -> dict[int, Shape]:
+        """The shape of training images by epoch: {number of finished epochs: shape from then on}."""
         pairs = (each.split(":") for each in self.TRAIN.SIZE_SCHEDULE)
-        return {int(epochs): int(side) for epochs, side in pairs} or {0: self.DATA.IMAGE_SIZE}
-
-    @property
-    def largest_train_side(self) -> int:
-        return max(self.train_sizes.values())
+        return {int(epochs): Shape(int(side), int(side)) for epochs, side in pairs} or {0: self.DATA.shape}

@@ -1,8 +1,9 @@
 """Converts text from a file, a flag or -opts to the type that schema.py declares for the setting."""
 
+import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,7 +22,7 @@ _NONE_WORDS = ("", "none", "null", "~")
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 INT = re.compile(r"[+-]?[0-9]+")
 FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # strings that need no quotes in YAML
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*|[1-9][0-9]*x[1-9][0-9]*")  # strings that need no quotes in YAML
 
 
 def is_none(text: Text) -> bool:
@@ -43,6 +44,7 @@ class Setting:
     help: str
     bounds: tuple[float, float] | None
     form: Form | None
+    parse: Callable[[Any], Any] | None
     role: str
     may_change: bool  # whether a resumed run may change the setting
     alike: tuple
@@ -164,6 +166,9 @@ def _fits(setting: Setting, value: Any) -> bool:
     # A choice that was removed after the settings were saved is an error only for settings of the model.
     if setting.choices and setting.role == "model":
         return False
+    if isinstance(value, str) and setting.parse:
+        with contextlib.suppress(ValueError):
+            return setting.parse(value) == value
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
     return isinstance(value, kinds) and (value == low or low <= value <= high)
@@ -183,7 +188,9 @@ def of_role(*roles: str) -> tuple[str, ...]:
 def convert(setting: Setting, text: Text, origin: str) -> Any:
     """Convert `text` to the setting's type. `origin`: the file or flag, for error messages."""
     try:
-        if setting.is_list:
+        if setting.parse:
+            value = setting.parse(text)
+        elif setting.is_list:
             value = tuple(_convert_one(setting, member) for member in _split_list(text))
         else:
             value = _convert_one(setting, text)

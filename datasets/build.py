@@ -4,6 +4,7 @@ Loader workers, threads or processes, have no state and prefetch batches in orde
 """
 
 import functools
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -169,7 +170,7 @@ def shared_bytes(config: Config, num_processes: int) -> int:
 def image_bytes(config: Config) -> int:
     """Return the bytes of the largest image in a batch."""
     data = config.DATA
-    return data.IMAGE_CHANNELS * data.IMAGE_SIZE**2 * pixels_of(data).dtype_in_batch.itemsize
+    return data.IMAGE_CHANNELS * math.prod(data.shape) * pixels_of(data).dtype_in_batch.itemsize
 
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:

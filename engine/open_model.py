@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from configs.removed import refuse_other_images
-from configs.schema import Config
+from configs.schema import Config, Shape
 from configs.values import unflatten, wrong_in
 from datasets.split import DRAWN
 from models import build_model
@@ -81,8 +81,8 @@ def config_of(state: dict[str, Any], path: str | Path = "the checkpoint") -> Con
     with naming_damage(path):
         refuse_other_images(state["config"], path)
         data = state["data"]
-        channels, side, _ = data["input_size"]
-        images = image_settings_of(data) | {"DATA.IMAGE_SIZE": side}
+        channels, *sides = data["input_size"]
+        images = image_settings_of(data) | {"DATA.IMAGE_SIZE": Shape(*sides).size}
         if wrong_in(images) or not channels == len(data["mean"]) == len(data["std"]):
             raise ValueError(f"invalid preprocessing: {data}"[:200])
         return without_float8(unflatten(state["config"] | images))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
+from configs.schema import MAX_SIDE, SIZE, to_image_size
 from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
@@ -84,6 +85,14 @@ def at_least(low: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def image_size(text: str) -> int | str:
+    """Convert the size of images as DATA.IMAGE_SIZE does. Raise an error of argparse for other text."""
+    try:
+        return to_image_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be {SIZE.requirement} from 1 to {MAX_SIDE:,}") from None
 
 
 def check_writable(flag: str, path: Path) -> None:

@@ -100,7 +100,7 @@ DrawPolicy = Callable[[Random], DrawnOperations]
 
 
 def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> DrawPolicy:
-    """Return the function that draws from the policy, for square images of this side, with these interpolations."""
+    """Return the function that draws from the policy, for images with this shorter side, with these interpolations."""
     if policy.name == "ta_wide":
         return functools.partial(draw_sequence, trivial_augment(resamples))
     from timm.data import auto_augment as timm  # imported here: the import takes a second, and most runs do not need it
@@ -176,7 +176,7 @@ class Augmentation:
         train, data = config.TRAIN, config.DATA
         policy = parse_policy(train)
         resamples = RESAMPLE[data.train_interpolation]
-        self.draw_policy = build_policy(policy, data.IMAGE_SIZE, resamples) if policy else None
+        self.draw_policy = build_policy(policy, min(data.shape), resamples) if policy else None
         strength = train.COLOR_JITTER
         if policy and "3a" not in (policy.name, policy.choice[:2]):
             strength = 0.0  # as in timm, jitter is only used without a policy or with 3-Augment's operations

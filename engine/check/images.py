@@ -204,7 +204,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     by_area = np.argsort(sides.prod(axis=1, dtype=np.int64), kind="stable")
     three = sides[by_area[[0, len(sides) // 2, -1]]].tolist()
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
-    smaller = float((sides.min(axis=1) < image_size).mean())
+    smaller = float((sides < config.DATA.shape).any(axis=1).mean())
     note = f"; {smaller:.1%} are enlarged to DATA.IMAGE_SIZE {image_size}" if smaller else ""
     of = f" of {scan.describe_count()} images" * scan.is_sample
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")

@@ -113,9 +113,11 @@ class Plan:
         setting, source = self.inputs.source
         if is_run(self.inputs.saved) or not source:
             return []
+        from models.sized import sized
         from models.weights.load import load_pretrained
 
-        return load_pretrained(model, source, setting, self.needs_head, self.classes, flatten(self.config))
+        settings, images = flatten(self.config), sized(self.config, self.num_classes)
+        return load_pretrained(model, source, setting, self.needs_head, self.classes, settings, images)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from configs.schema import Config, Data, Shape
 from datasets.pixels import Pixels
 from datasets.pixels.kinds import pixels_of
 from datasets.pixels.rules import ImageReadError
+from datasets.transforms.sizes import covering_size, start_of
 
 T = TypeVar("T")
 
@@ -123,30 +124,6 @@ class EvalTransform:
             ratio = max(height / self.resized.height, width / self.resized.width)
             return max(1, round(height / ratio)), max(1, round(width / ratio))
         return covering_size(height, width, self.resized)
-
-
-def covering_size(height: int, width: int, shape: Shape) -> tuple[int, int]:
-    """Return the size of an image that is resized to the smallest that covers `shape`, with its own aspect ratio.
-
-    Like timm, round down for a square and to the nearest number, or the even one of two, for other shapes.
-    """
-    fits_height = height * shape.width <= width * shape.height
-    new, old = (shape.height, height) if fits_height else (shape.width, width)
-    if shape.height == shape.width:
-        return new * height // old, new * width // old
-    return round_ratio(new * height, old), round_ratio(new * width, old)
-
-
-def round_ratio(numerator: int, denominator: int) -> int:
-    """Return the whole number nearest to a ratio, and of two that are equally near the even one, exactly."""
-    whole, rest = divmod(numerator, denominator)
-    return whole + (2 * rest + whole % 2 > denominator)
-
-
-def start_of(length: int, crop: int) -> int:
-    """Return the start of a centre crop along a side of this length. It is negative if the crop is larger."""
-    spare = length - crop
-    return round(spare / 2) if spare > 0 else -(-spare // 2)
 
 
 def crop_box(

@@ -18,6 +18,7 @@ from engine.train.loss import DistillationTargets, Loss
 from models import build_model
 from models.compilation import compile_model
 from models.parts import has_running_statistics
+from models.sized import sized
 from models.transforms import choose_transforms
 from models.units import Scale
 from models.weights.files import find_file, read_record, read_state_dict
@@ -109,7 +110,9 @@ class TeacherSource(NamedTuple):
                 return model, []
             if self.num_classes is None:
                 self._check_number(model, num_classes)
-            return model, load_pretrained(model, self.weights, self.key, needs_head=True)
+            return model, load_pretrained(
+                model, self.weights, self.key, needs_head=True, sized=sized(self.config, num_classes)
+            )
 
     def _check_number(self, model: nn.Module, num_classes: int) -> None:
         """Raise ConfigError if the classifier in the file has another number of classes than the data."""

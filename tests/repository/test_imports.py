@@ -119,7 +119,7 @@ PACKAGES = {
     ).split(),
     "models": (
         "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights "
-        "positions vit timm_models __init__"
+        "positions vit timm_models __init__ sized"
     ).split(),
     "datasets": (
         "order types targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card "

@@ -215,8 +215,10 @@ def fit_image_size(
     has_squares = not any(shape and shape.height != shape.width for shape in (old, sized and sized.shape))
     if (is_fitting and has_squares) or (sized and old == sized.shape and not has_squares):
         return state
-    if sized and old and old.height != old.width:
+    if sized and old and (is_fitting or old.height != old.width):
         fitted = resize_from(old, state, model, sized)
+        changed = [name for name, tensor in fitted.items() if not torch.equal(tensor, state[name])]
+        change = f"from images of {old} to {sized.shape}"
     elif resize is None:
         return state
     else:
@@ -224,10 +226,11 @@ def fit_image_size(
             fitted = resize(dict(state), model)
         except Exception:  # weights of another architecture: _check_same_architecture reports the differences
             return state
-    changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
+        changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
+        change = changed and f"from {list(state[changed[0]].shape)} to {list(fitted[changed[0]].shape)}"
     if changed:
-        name, others = changed[0], f" (and {len(changed) - 1} more)" if changed[1:] else ""
-        lines.append(f"  {name}{others} resized from {list(state[name].shape)} to {list(fitted[name].shape)}")
+        others = f" (and {len(changed) - 1} more)" if changed[1:] else ""
+        lines.append(f"  {changed[0]}{others} resized {change}")
     return fitted
 
 

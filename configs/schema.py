@@ -257,7 +257,7 @@ class Data:
     VFLIP: float = setting(0.0, bounds=(0.0, 1.0), role=RECIPE, help=
         "Probability of a vertical flip of a training image.")
     TRAIN_CROP: Literal["rrc", "simple"] = setting("rrc", role=RECIPE, help=
-        "Crop of training images: rrc, a random part resized to the square; simple, DeiT III's random square of the "
+        "Crop of training images: rrc, a random part resized to IMAGE_SIZE; simple, DeiT III's random part of the "
         "resized image.")
     INTERPOLATION: Literal["nearest", "bilinear", "bicubic", "lanczos"] = setting("bicubic", role=MODEL, help=
         "Interpolation for resizing images.")

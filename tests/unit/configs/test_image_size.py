@@ -30,7 +30,9 @@ def test_size_has_one_value_for_all_spellings_and_survives_files(tmp_path, text,
     config = config_with("-image_size", text)
     assert config.DATA.IMAGE_SIZE == value and config.DATA.shape == Shape(*shape)
     assert unflatten(flatten(config)) == config
-    (tmp_path / "again.yaml").write_text(f"BASE: [{ROOT}/configs/vit_digits.yaml]\nDATA: {{IMAGE_SIZE: {text.lstrip('+')}}}\n")
+    (tmp_path / "again.yaml").write_text(
+        f"BASE: [{ROOT}/configs/vit_digits.yaml]\nDATA: {{IMAGE_SIZE: {text.lstrip('+')}}}\n"
+    )
     assert load(parse(["-cfg", str(tmp_path / "again.yaml")])).config.DATA.shape == Shape(*shape)
 
 

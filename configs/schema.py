@@ -113,15 +113,6 @@ class Shape(NamedTuple):
         return f"{self.height} x {self.width}"
 
 
-def to_image_size(text: str | list) -> int | str:
-    """Convert 224, 224x320 or [224, 320] to a value of DATA.IMAGE_SIZE. Raise ValueError for other text."""
-    sides = [*map(str, text)] if isinstance(text, list) else re.split("[x,]", text.strip().strip("[]()").lower())
-    numbers = [int(side) if re.fullmatch(r"\s*\+?[0-9]{1,9}\s*", side) else 0 for side in sides]
-    if len(numbers) > 2 or not numbers or not all(1 <= number <= MAX_SIDE for number in numbers):
-        raise ValueError("not one or two lengths")
-    return Shape(numbers[0], numbers[-1]).size
-
-
 class Only:
     """The condition under which a setting has an effect: another setting has one of these values.
 
@@ -153,7 +144,6 @@ def setting(  # noqa: PLR0913
     help: str,
     bounds: tuple[float, float] | None = None,
     form: Form | None = None,
-    parse: Callable[[Any], Any] | None = None,
     role: str = "",
     may_change: bool = False,
     alike: tuple = (),
@@ -164,7 +154,6 @@ def setting(  # noqa: PLR0913
 
     bounds      the smallest and the largest allowed number; absurdly large ones would exhaust the memory
     form        a further requirement on the value
-    parse       converts the text, or list of texts, of a value with more than one spelling
     role        if it is not the section's role
     may_change  whether a resumed run may change the setting, although it affects the result
     alike       values that give the same result, so that a resumed run may switch between them
@@ -172,7 +161,7 @@ def setting(  # noqa: PLR0913
     only        the condition under which the setting has an effect
     """
     declared = {"help": help, "bounds": bounds, "form": form, "may_change": may_change, "alike": alike, "only": only}
-    return field(default=default, metadata=declared | {"parse": parse, "role": role, "section": section})
+    return field(default=default, metadata=declared | {"role": role, "section": section})
 
 
 class Fold(NamedTuple):
@@ -227,7 +216,7 @@ class Data:
         "the largest batch that fits the device, found by trial at the start.")
     BATCH_SIZE_EVAL: int | None = setting(None, bounds=(1, 1_000_000), role=MACHINE, help=
         "Images per process in evaluation; not set: BATCH_SIZE.")
-    IMAGE_SIZE: int | str = setting(224, bounds=(1, MAX_SIDE), form=SIZE, parse=to_image_size, role=MODEL, help=
+    IMAGE_SIZE: int | str = setting(224, bounds=(1, MAX_SIDE), form=SIZE, role=MODEL, help=
         "Size of the input image, in pixels: the side of a square, or height x width, such as 224x320 (docs/data.md, "
         "\"Images that are not square\").")
     IMAGE_CHANNELS: int = setting(3, bounds=(1, 1_000), role=MODEL, help=

@@ -1,16 +1,15 @@
 """Converts text from a file, a flag or -opts to the type that schema.py declares for the setting."""
 
-import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
 from configs.removed import is_removed
-from configs.schema import MACHINE, MAX_INT, RECORD, START, Arguments, Config, Form, Only, Start
+from configs.schema import MACHINE, MAX_INT, RECORD, SIZE, START, Arguments, Config, Form, Only, Start
 from configs.tables import TORCH_OPTIMIZERS
 from utils.errors import ConfigError, did_you_mean
 
@@ -44,7 +43,6 @@ class Setting:
     help: str
     bounds: tuple[float, float] | None
     form: Form | None
-    parse: Callable[[Any], Any] | None
     role: str
     may_change: bool  # whether a resumed run may change the setting
     alike: tuple
@@ -166,9 +164,8 @@ def _fits(setting: Setting, value: Any) -> bool:
     # A choice that was removed after the settings were saved is an error only for settings of the model.
     if setting.choices and setting.role == "model":
         return False
-    if isinstance(value, str) and setting.parse:
-        with contextlib.suppress(ValueError):
-            return setting.parse(value) == value
+    if isinstance(value, str) and setting.form is SIZE:
+        return re.fullmatch(r"[1-9][0-9]{0,3}x[1-9][0-9]{0,3}", value) is not None
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
     return isinstance(value, kinds) and (value == low or low <= value <= high)
@@ -188,8 +185,10 @@ def of_role(*roles: str) -> tuple[str, ...]:
 def convert(setting: Setting, text: Text, origin: str) -> Any:
     """Convert `text` to the setting's type. `origin`: the file or flag, for error messages."""
     try:
-        if setting.parse:
-            value = setting.parse(text)
+        if setting.form is SIZE and not (isinstance(text, str) and INT.fullmatch(text)):
+            from configs.image_size import to_image_size
+
+            value = to_image_size(text)
         elif setting.is_list:
             value = tuple(_convert_one(setting, member) for member in _split_list(text))
         else:

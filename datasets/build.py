@@ -4,7 +4,6 @@ Loader workers, threads or processes, have no state and prefetch batches in orde
 """
 
 import functools
-import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -170,7 +169,7 @@ def shared_bytes(config: Config, num_processes: int) -> int:
 def image_bytes(config: Config) -> int:
     """Return the bytes of the largest image in a batch."""
     data = config.DATA
-    return data.IMAGE_CHANNELS * math.prod(data.shape) * pixels_of(data).dtype_in_batch.itemsize
+    return data.IMAGE_CHANNELS * data.shape.height * data.shape.width * pixels_of(data).dtype_in_batch.itemsize
 
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:

@@ -17,7 +17,6 @@ from torch import nn
 from configs.checks import is_typed
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from configs.values import flatten
 from datasets import (
     ImageSet,
     OpenedData,
@@ -113,11 +112,9 @@ class Plan:
         setting, source = self.inputs.source
         if is_run(self.inputs.saved) or not source:
             return []
-        from models.sized import sized
-        from models.weights.load import load_pretrained
+        from models.sized import load_for
 
-        settings, images = flatten(self.config), sized(self.config, self.num_classes)
-        return load_pretrained(model, source, setting, self.needs_head, self.classes, settings, images)
+        return load_for(self.config, model, source, setting, self.needs_head, self.classes)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
-from configs.schema import MAX_SIDE, SIZE, to_image_size
+from configs.schema import MAX_SIDE, SIZE
 from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
@@ -89,6 +89,8 @@ def at_least(low: int) -> Callable[[str], int]:
 
 def image_size(text: str) -> int | str:
     """Convert the size of images as DATA.IMAGE_SIZE does. Raise an error of argparse for other text."""
+    from configs.image_size import to_image_size
+
     try:
         return to_image_size(text)
     except ValueError:

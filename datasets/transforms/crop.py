@@ -14,7 +14,6 @@ from configs.schema import Config, Data, Shape
 from datasets.pixels import Pixels
 from datasets.pixels.kinds import pixels_of
 from datasets.pixels.rules import ImageReadError
-from datasets.transforms.sizes import covering_size, start_of
 
 T = TypeVar("T")
 
@@ -123,7 +122,18 @@ class EvalTransform:
         if self.mode == "border":
             ratio = max(height / self.resized.height, width / self.resized.width)
             return max(1, round(height / ratio)), max(1, round(width / ratio))
-        return covering_size(height, width, self.resized)
+        if self.resized.height != self.resized.width:
+            from datasets.transforms.covering import covering_size
+
+            return covering_size(height, width, self.resized)
+        short = min(height, width)
+        return self.resized.height * height // short, self.resized.width * width // short
+
+
+def start_of(length: int, crop: int) -> int:
+    """Return the start of a centre crop along a side of this length. It is negative if the crop is larger."""
+    spare = length - crop
+    return round(spare / 2) if spare > 0 else -(-spare // 2)
 
 
 def crop_box(

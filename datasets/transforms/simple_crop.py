@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.transforms.sizes import covering_size
+from datasets.transforms.covering import covering_size
 
 PADDING = 4  # pixels on each side
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.schema import MAX_SIDE, to_image_size
+from configs.image_size import to_image_size
+from configs.schema import MAX_SIDE
 from engine.catalogue import USUAL, best_of, figures, find_names, is_pattern
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg

@@ -1,6 +1,5 @@
 """Weights from a file, renamed as in timm: their key in a checkpoint, checks, and merging of adapters."""
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZipFile
@@ -67,7 +66,8 @@ def _num_weights(config: dict) -> float:
     """Return the approximate number of weights in the blocks and the position embedding of a ViT."""
     keys = ("MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.MLP_RATIO", "DATA.IMAGE_SIZE", "MODEL.PATCH_SIZE")
     width, depth, ratio, size, patch = (config.get(key, SETTINGS[key].default) for key in keys)
-    return width * (depth * width * (4 + 2 * ratio) + math.prod(Data(IMAGE_SIZE=size).shape) / patch**2)
+    shape = Data(IMAGE_SIZE=size).shape
+    return width * (depth * width * (4 + 2 * ratio) + shape.height * shape.width / patch**2)
 
 
 def _size(path: Path) -> int:

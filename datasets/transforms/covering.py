@@ -1,4 +1,4 @@
-"""Sizes of resized images, and places of crops."""
+"""The size of a resized image that covers a shape, square or not."""
 
 from configs.schema import Shape
 
@@ -19,9 +19,3 @@ def round_ratio(numerator: int, denominator: int) -> int:
     """Return the whole number nearest to a ratio, and of two that are equally near the even one, exactly."""
     whole, rest = divmod(numerator, denominator)
     return whole + (2 * rest + whole % 2 > denominator)
-
-
-def start_of(length: int, crop: int) -> int:
-    """Return the start of a centre crop along a side of this length. It is negative if the crop is larger."""
-    spare = length - crop
-    return round(spare / 2) if spare > 0 else -(-spare // 2)

@@ -5,6 +5,7 @@ import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 
+from configs.image_size import to_image_size
 from configs.schema import Config, Data, Model
 from configs.values import flatten
 from models import build_model
@@ -12,7 +13,6 @@ from models.sized import sized
 from models.weights.load import load_pretrained
 from models.weights.record import preprocessing_of
 from tests.support.refusals import refused
-from tests.support.weight_files import vit
 from utils.errors import ConfigError
 
 SMALL_SWIN = {"embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
@@ -74,17 +74,19 @@ def test_positions_of_weights_follow_shape_there_and_back(tmp_path, name):
     assert len(lines) == 1 and torch.equal(same.state_dict()[key], state[key])
 
 
-def test_grids_of_equal_numbers_of_patches_are_not_confused(tmp_path):
-    model, square = vit(image_size="16x64"), Config(DATA=Data(IMAGE_SIZE=32), MODEL=Model(PATCH_SIZE=8, **FIELDS))
-    state = model.state_dict()
-    wide = square.changed("DATA", IMAGE_SIZE="16x64")
-    record = {"config": flatten(wide), "data": preprocessing_of(wide.DATA), "class_names": list("abcdefghij")}
-    torch.save({"state_dict": state, **record}, tmp_path / "wide.pth")
-    for config, new in ((square, [4, 4]), (wide, [2, 8])):
-        found = build_model(config, 10)
-        load_pretrained(found, str(tmp_path / "wide.pth"), settings=flatten(config), sized=sized(config, 10))
-        expected = resample_abs_pos_embed(state["pos_embed"], new_size=new, old_size=[2, 8])
-        assert torch.equal(found.pos_embed.data, expected)
+@pytest.mark.parametrize("new", ["32x32", "16x64", "64x16"])
+@pytest.mark.parametrize("old", ["32x32", "16x64"])
+def test_grids_of_equal_numbers_of_patches_are_not_confused(tmp_path, old, new):
+    before, after = (
+        Config(DATA=Data(IMAGE_SIZE=to_image_size(size)), MODEL=Model(PATCH_SIZE=8, **FIELDS)) for size in (old, new)
+    )
+    state = build_model(before, CLASSES).state_dict()
+    record = {"config": flatten(before), "data": preprocessing_of(before.DATA), "class_names": list("abcde")}
+    torch.save({"state_dict": state, **record}, tmp_path / "before.pth")
+    model, _ = load(after, tmp_path / "before.pth")
+    grids = {"32x32": [4, 4], "16x64": [2, 8], "64x16": [8, 2]}
+    expected = resample_abs_pos_embed(state["pos_embed"], new_size=grids[new], old_size=grids[old])
+    assert torch.equal(model.pos_embed.data, expected)
 
 
 @pytest.mark.parametrize(
@@ -93,4 +95,10 @@ def test_grids_of_equal_numbers_of_patches_are_not_confused(tmp_path):
 def test_shape_that_patches_do_not_fill_is_refused_with_the_nearest(size, patch, near):
     config = Config(DATA=Data(IMAGE_SIZE=size), MODEL=Model(PATCH_SIZE=patch, **FIELDS))
     with refused(ConfigError, "DATA.IMAGE_SIZE", f"the nearest is {near}"):
+        build_model(config, 2)
+
+
+def test_model_of_timm_that_takes_only_squares_is_refused_by_name():
+    config = Config(DATA=Data(IMAGE_SIZE="96x192"), MODEL=Model(TYPE="timm", NAME="mvitv2_tiny"))
+    with refused(ConfigError, "mvitv2_tiny", "96 x 192"):
         build_model(config, 2)

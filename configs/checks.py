@@ -144,6 +144,8 @@ def check_step(c: Config, refuse: Refuse) -> None:
             "{TRAIN.SIZE_SCHEDULE} names an epoch, but {TRAIN.BUDGET} chooses the number of epochs; leave one of them "
             "out"
         )
+    if train.SIZE_SCHEDULE and isinstance(c.DATA.IMAGE_SIZE, str):
+        refuse("{TRAIN.SIZE_SCHEDULE} has squares, but {DATA.IMAGE_SIZE} is not square; leave the schedule out")
     if train.BUDGET and train.MIXUP_OFF_EPOCH:
         refuse(
             "{TRAIN.MIXUP_OFF_EPOCH} names an epoch, but {TRAIN.BUDGET} chooses the number of epochs; leave one of "
@@ -202,7 +204,7 @@ def check_model(c: Config, refuse: Refuse) -> None:
         return
     if model.EMBED_DIM % model.NUM_HEADS:
         refuse("{MODEL.EMBED_DIM} must be a multiple of {MODEL.NUM_HEADS} so change one of them")
-    if model.PATCH_SIZE > c.DATA.IMAGE_SIZE:
+    if model.PATCH_SIZE > min(c.DATA.shape):
         refuse("{MODEL.PATCH_SIZE} must not be larger than {DATA.IMAGE_SIZE} the side of the images")
     # Queries, keys, values, projection and the MLP's two layers. If the weights exceed the memory, the system may kill
     # the program without a message.

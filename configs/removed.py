@@ -22,7 +22,7 @@ REMOVED: dict[str, Removed] = {
     "PRECISION.EXPLAIN": Removed("false", "see the types of each module with halfstep doctor", "2.0.0"),
     "DATA.CHANNEL_FILES": Removed("none", "write the channels of each image into one file, TIFF or .npy"),
     "DATA.LABELLED_PATH": Removed("none", WITHOUT_LABELS),
-    "DATA.TOKENS": Removed("none", "set DATA.IMAGE_SIZE, because images are resized to squares", of_model=True),
+    "DATA.TOKENS": Removed("none", "set DATA.IMAGE_SIZE, because all images are resized to one size", of_model=True),
     "DATA.TRAIN_TOKENS": Removed("[]", "set TRAIN.SIZE_SCHEDULE to train with images of several sizes"),
     "TRAIN.FEATURES": Removed("both", WITHOUT_LABELS),
     "TRAIN.FEATURE_LOSS": Removed("cosine", WITHOUT_LABELS),

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from configs.tables import LOSSES, METRICS, OBJECTIVES, OF_USERS, PIXEL_KINDS, TASKS, TaskRow, sentences_of
 from utils.text import is_url
 
+MAX_SIDE = 8_192  # of images, in pixels
 AUTO = "auto"  # a value that lets the program choose at the start
 MAX_INT = 2**63 - 1  # the largest integer that torch and numpy support
 
@@ -77,7 +78,7 @@ def _is_size_schedule(entries: tuple[str, ...]) -> bool:
     if not all(re.fullmatch(r"\s*[0-9]{1,9}:[0-9]{1,4}\s*", each) for each in entries):
         return False
     starts, sides = ([int(each.split(":")[part]) for each in entries] for part in (0, 1))
-    return not entries or (starts == sorted({0, *starts}) and 0 < min(sides) and max(sides) <= 8_192)
+    return not entries or (starts == sorted({0, *starts}) and 0 < min(sides) and max(sides) <= MAX_SIDE)
 
 
 def _is_folder_name(text: str) -> bool:
@@ -105,6 +106,7 @@ COLUMN_NAMES = Form(
     _are_columns,
     "at least two different columns: one of paths (or images), then one or more of classes",
 )
+SIZE = Form(bool, "the side of a square such as 224, or HEIGHTxWIDTH such as 224x320, each a whole number")
 SIZES = Form(_is_size_schedule, "a list such as 0:128, 60:160 that starts at epoch 0, with increasing epochs")
 FOLD_OF = Form(_is_fold, "FOLD/FOLDS, such as 0/5 for the first of five folds, with at most 1000 folds")
 FOLDER_NAME = Form(
@@ -120,6 +122,21 @@ TIME_TO_SPEND = Form(
     "a duration above 0, such as 8h, 90m or 5400 (seconds), or a time of day, such as 07:00",
 )
 DURATION = Form(_is_duration, "a duration above 0, such as 3h30m, 90m or 5400 (seconds)")
+
+
+class Shape(NamedTuple):
+    """Height and width of the images that the model takes, in pixels."""
+
+    height: int
+    width: int
+
+    @property
+    def size(self) -> int | str:
+        """The value of DATA.IMAGE_SIZE: 224 for a square, otherwise a text such as 224x320."""
+        return self.height if self.height == self.width else f"{self.height}x{self.width}"
+
+    def __str__(self) -> str:
+        return f"{self.height} x {self.width}"
 
 
 class Only:
@@ -224,8 +241,9 @@ class Data:
         "the largest batch that fits the device.")
     BATCH_SIZE_EVAL: int | None = setting(None, bounds=(1, 1_000_000), role=MACHINE, help=
         "Images per process in evaluation; not set: BATCH_SIZE.")
-    IMAGE_SIZE: int = setting(224, bounds=(1, 8_192), role=MODEL, help=
-        "Side of the square input image, in pixels.")
+    IMAGE_SIZE: int | str = setting(224, bounds=(1, MAX_SIDE), form=SIZE, role=MODEL, help=
+        "Size of the input image, in pixels: the side of a square, or height x width, such as 224x320 (docs/data.md, "
+        "\"Images that are not square\").")
     IMAGE_CHANNELS: int = setting(3, bounds=(1, 1_000), role=MODEL, help=
         "3 for colour, 1 for grey; with PIXELS native, the number of channels of each image.")
     PIXELS: Literal[*PIXEL_KINDS] = setting("8bit", role=MODEL, help=
@@ -253,7 +271,7 @@ class Data:
     VFLIP: float = setting(0.0, bounds=(0.0, 1.0), role=RECIPE, help=
         "Probability of a vertical flip of a training image.")
     TRAIN_CROP: Literal["rrc", "simple"] = setting("rrc", role=RECIPE, help=
-        "Crop of training images: rrc, a random part resized to the square; simple, DeiT III's random square of the "
+        "Crop of training images: rrc, a random part resized to IMAGE_SIZE; simple, DeiT III's random part of the "
         "resized image.")
     INTERPOLATION: Literal["nearest", "bilinear", "bicubic", "lanczos"] = setting("bicubic", role=MODEL, help=
         "Interpolation for resizing images.")
@@ -336,6 +354,12 @@ class Data:
     def fold(self) -> Fold | None:
         """The fold that cross-validation holds out, if any."""
         return Fold(*map(int, self.FOLD.split("/"))) if self.FOLD else None
+
+    @property
+    def shape(self) -> Shape:
+        """Height and width of the images that the model takes."""
+        height, _, width = str(self.IMAGE_SIZE).partition("x")
+        return Shape(int(height), int(width or height))
 
     @property
     def is_native(self) -> bool:
@@ -809,11 +833,7 @@ class Config:
         return not (has_one and self.MODEL.NEW_CLASSIFIER == "random")
 
     @property
-    def train_sizes(self) -> dict[int, int]:
-        """The side of training images by epoch: {number of finished epochs: side from then on}."""
+    def train_shapes(self) -> dict[int, Shape]:
+        """The shape of training images by epoch: {number of finished epochs: shape from then on}."""
         pairs = (each.split(":") for each in self.TRAIN.SIZE_SCHEDULE)
-        return {int(epochs): int(side) for epochs, side in pairs} or {0: self.DATA.IMAGE_SIZE}
-
-    @property
-    def largest_train_side(self) -> int:
-        return max(self.train_sizes.values())
+        return {int(epochs): Shape(int(side), int(side)) for epochs, side in pairs} or {0: self.DATA.shape}

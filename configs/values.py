@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from configs.removed import is_removed
-from configs.schema import MACHINE, MAX_INT, RECORD, START, Arguments, Config, Form, Only, Start
+from configs.schema import MACHINE, MAX_INT, RECORD, SIZE, START, Arguments, Config, Form, Only, Start
 from configs.tables import TORCH_OPTIMIZERS
 from utils.errors import ConfigError, did_you_mean
 
@@ -21,7 +21,7 @@ _NONE_WORDS = ("", "none", "null", "~")
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 INT = re.compile(r"[+-]?[0-9]+")
 FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # strings that need no quotes in YAML
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*|[1-9][0-9]*x[1-9][0-9]*")  # strings that need no quotes in YAML
 
 
 def is_none(text: Text) -> bool:
@@ -164,6 +164,8 @@ def _fits(setting: Setting, value: Any) -> bool:
     # A choice that was removed after the settings were saved is an error only for settings of the model.
     if setting.choices and setting.role == "model":
         return False
+    if isinstance(value, str) and setting.form is SIZE:
+        return re.fullmatch(r"[1-9][0-9]{0,3}x[1-9][0-9]{0,3}", value) is not None
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
     return isinstance(value, kinds) and (value == low or low <= value <= high)
@@ -183,7 +185,11 @@ def of_role(*roles: str) -> tuple[str, ...]:
 def convert(setting: Setting, text: Text, origin: str) -> Any:
     """Convert `text` to the setting's type. `origin`: the file or flag, for error messages."""
     try:
-        if setting.is_list:
+        if setting.form is SIZE and not (isinstance(text, str) and INT.fullmatch(text)):
+            from configs.image_size import to_image_size
+
+            value = to_image_size(text)
+        elif setting.is_list:
             value = tuple(_convert_one(setting, member) for member in _split_list(text))
         else:
             value = _convert_one(setting, text)

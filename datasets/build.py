@@ -169,7 +169,7 @@ def shared_bytes(config: Config, num_processes: int) -> int:
 def image_bytes(config: Config) -> int:
     """Return the bytes of the largest image in a batch."""
     data = config.DATA
-    return data.IMAGE_CHANNELS * data.IMAGE_SIZE**2 * pixels_of(data).dtype_in_batch.itemsize
+    return data.IMAGE_CHANNELS * data.shape.height * data.shape.width * pixels_of(data).dtype_in_batch.itemsize
 
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:

@@ -209,7 +209,7 @@ def cache_image_sets(
     """Return the training and validation set, read from the cache if DATA.CACHE is on. First add missing images."""
     if config.DATA.CACHE == "none":
         return image_sets
-    short_side = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
+    short_side = math.floor(min(config.DATA.shape) / config.DATA.CROP_PCT)
     if (side := config.DATA.cache_side) and side < short_side:
         progress.warn(f"DATA.CACHE is {side}; evaluation will enlarge the cached images to {short_side}")
     train, val = image_sets

@@ -124,8 +124,8 @@ def invent_batch(trainer: Trainer, piece: Piece) -> Batch:
 
 def largest_batch(trainer: Trainer, count: int) -> Batch:
     """Return `count` random images of the largest size that the run trains on, on the device."""
-    sides = trainer.config.train_sizes
-    epoch = max(sides, key=sides.get)  # the epoch of a batch selects the size of its images
+    shapes = trainer.config.train_shapes
+    epoch = max(shapes, key=shapes.get)  # the epoch of a batch selects the size of its images
     piece = Piece(epoch, np.zeros(count, int), count, trainer.step, 0, np.zeros(count, int))
     return invent_batch(trainer, piece)
 

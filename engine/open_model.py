@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from configs.removed import refuse_other_images
-from configs.schema import Config
+from configs.schema import Config, Shape
 from configs.values import unflatten, wrong_in
 from datasets.split import DRAWN
 from models import build_model
 from models.parts import classifier_names
+from models.sized import sized
 from models.weights.files import chosen_weights, find_and_read
 from models.weights.load import fit_image_size, load_exactly
 from models.weights.metadata import calibration_of, image_settings_of
@@ -53,7 +54,8 @@ class SavedModel:
         model = build_model(config, config.MODEL.NUM_CLASSES or len(self.classes))
         if not (needs_classes or outputs_in(self.weights, model)):
             model.reset_classifier(0)
-        load_exactly(model, fit_image_size(model, self.weights, []), self.path)
+        fitted = fit_image_size(model, self.weights, [], self.config.DATA.shape, sized(config, model.num_classes))
+        load_exactly(model, fitted, self.path)
         return model
 
 
@@ -81,8 +83,8 @@ def config_of(state: dict[str, Any], path: str | Path = "the checkpoint") -> Con
     with naming_damage(path):
         refuse_other_images(state["config"], path)
         data = state["data"]
-        channels, side, _ = data["input_size"]
-        images = image_settings_of(data) | {"DATA.IMAGE_SIZE": side}
+        channels, *sides = data["input_size"]
+        images = image_settings_of(data) | {"DATA.IMAGE_SIZE": Shape(*sides).size}
         if wrong_in(images) or not channels == len(data["mean"]) == len(data["std"]):
             raise ValueError(f"invalid preprocessing: {data}"[:200])
         return without_float8(unflatten(state["config"] | images))

@@ -17,7 +17,6 @@ from torch import nn
 from configs.checks import is_typed
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from configs.values import flatten
 from datasets import (
     ImageSet,
     OpenedData,
@@ -113,9 +112,9 @@ class Plan:
         setting, source = self.inputs.source
         if is_run(self.inputs.saved) or not source:
             return []
-        from models.weights.load import load_pretrained
+        from models.sized import load_for
 
-        return load_pretrained(model, source, setting, self.needs_head, self.classes, flatten(self.config))
+        return load_for(self.config, model, source, setting, self.needs_head, self.classes)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
     """Return the lines that a run logs before it trains. `model` is a description of the model without its name."""
     lines = [*(f"batch size: {how}" for how in describe_batch_size(plan)), *align(list(_most_important(plan, model)))]
     if plan.config.TRAIN.SIZE_SCHEDULE:
-        sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
+        sizes = (f"{shape} from epoch {start + 1} on" for start, shape in plan.config.train_shapes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
     return lines + [line for note in notes_on(plan).values() for line in note]
 

@@ -191,11 +191,6 @@ def layer_of_weights(typed: dict[str, Text], checkpoint: Path | None) -> Layer |
             f"MODEL.NAME: {metadata.by} does not name its model; name a timm model (any of timm.list_models()), as in "
             "-opts MODEL.NAME=vit_base_patch16_224, or a settings file with -cfg"
         )
-    if images and not {"DATA.IMAGE_SIZE"} & {*images, *typed}:
-        raise ConfigError(
-            f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; "
-            "set the side length of square images"
-        )
     return layer_from(origin, _for_channels(images, typed) | model)
 
 

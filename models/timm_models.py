@@ -1,5 +1,6 @@
 """Builds timm's models by name, and refuses settings that these models would ignore."""
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -36,25 +37,25 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
     model = _create(config.MODEL, num_classes, _arguments(config, takes_size))
     patch_embed = getattr(model, "patch_embed", None)
     if isinstance(patch_embed, timm.layers.PatchEmbed):
-        check_patches(config, patch_embed.patch_size[0])
+        check_patches(config, patch_embed.patch_size)
     may_fail = config.TRAIN.SIZE_SCHEDULE or config.MODEL.KWARGS or not takes_size
     if may_fail and not next(model.parameters()).is_meta:
-        _check_sides(config, model)
+        _check_shapes(config, model)
     return model
 
 
 @torch.no_grad()
-def _check_sides(config: Config, model: nn.Module) -> None:
+def _check_shapes(config: Config, model: nn.Module) -> None:
     """Raise ConfigError for image sizes that the model cannot process, such as sizes that downsampling reduces to 0."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     num_weights = sum(each.numel() for each in tensors.values())
     shapes = {name: torch.empty_like(each, device="meta") for name, each in tensors.items()}
-    sides = {side: "TRAIN.SIZE_SCHEDULE" for side in config.train_sizes.values()}
+    settings = {shape: "TRAIN.SIZE_SCHEDULE" for shape in config.train_shapes.values()}
     model.eval()
-    for side, setting in (sides | {config.DATA.IMAGE_SIZE: "DATA.IMAGE_SIZE"}).items():
-        image = next(model.parameters()).new_zeros(1, config.DATA.IMAGE_CHANNELS, side, side)
+    for shape, setting in (settings | {config.DATA.shape: "DATA.IMAGE_SIZE"}).items():
+        image = next(model.parameters()).new_zeros(1, config.DATA.IMAGE_CHANNELS, *shape)
         try:
-            if num_weights * side**2 > LARGE:
+            if num_weights * math.prod(shape) > LARGE:
                 torch.func.functional_call(model, shapes, image.to("meta"))
             else:
                 model(image)
@@ -65,7 +66,7 @@ def _check_sides(config: Config, model: nn.Module) -> None:
                 arguments = ", ".join(f"{name} {value!r}" for name, value in config.MODEL.KWARGS.items())
                 raise ConfigError(
                     f"{setting}: {config.MODEL.NAME}{arguments and f' with MODEL.KWARGS {arguments}'} cannot process "
-                    f"images of {side} x {side} ({type(error).__name__}: {error}); use larger images, or choose "
+                    f"images of {shape} ({type(error).__name__}: {error}); use larger images, or choose "
                     "another model"
                 ) from None
     model.train()
@@ -112,7 +113,7 @@ def _arguments(config: Config, takes_size: bool) -> dict[str, Any]:
     arguments = {name: rate for name, rate in rates.items() if rate is not None}
     arguments |= {"in_chans": data.IMAGE_CHANNELS} if data.IMAGE_CHANNELS != 3 else {}
     # A convolutional network accepts images of any size. A ViT or Swin is built for one size.
-    arguments |= {"img_size": data.IMAGE_SIZE} if takes_size else {}
+    arguments |= {"img_size": data.shape} if takes_size else {}
     return arguments | ({"dynamic_img_size": True} if takes_size and dynamic_size(config) else {})
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from configs.schema import VIT_FIELDS, Config, Model
+from configs.schema import VIT_FIELDS, Config, Model, Shape
 from utils.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
     """Return timm's VisionTransformer with these settings. LayerNorm eps (1e-6) and exact GELU are as in PaddleViT."""
     # timm is imported after these checks, because the import takes seconds and an error should be reported at once.
     data, model = config.DATA, config.MODEL
-    check_patches(config, model.PATCH_SIZE)
+    check_patches(config, (model.PATCH_SIZE, model.PATCH_SIZE))
     refusing = contextlib.nullcontext()
     if model.KWARGS:
         from models.kwargs import check_kwargs, refuse_unknown, refusing_values
@@ -27,7 +27,7 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
         refuse_unknown(model, name, VisionTransformer)
     with refusing:
         built = VisionTransformer(
-            img_size=data.IMAGE_SIZE,
+            img_size=data.shape,
             in_chans=data.IMAGE_CHANNELS,
             num_classes=num_classes,
             **architecture_of(model),
@@ -52,13 +52,14 @@ def architecture_of(model: Model) -> dict[str, Any]:
     return {name.lower(): getattr(model, name) for name in VIT_FIELDS} | {"pos_embed": pos_embed}
 
 
-def check_patches(config: Config, patch_size: int) -> None:
+def check_patches(config: Config, patch_size: tuple[int, int]) -> None:
     """Raise ConfigError if patches do not fill the image, because timm would silently cut off two of its edges."""
-    sizes = [("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)]
-    for setting, image_size in [*sizes, *(("TRAIN.SIZE_SCHEDULE", side) for side in config.train_sizes.values())]:
-        if image_size % patch_size:
+    shapes, patch = [("DATA.IMAGE_SIZE", config.DATA.shape)], Shape(*patch_size)
+    for setting, shape in [*shapes, *(("TRAIN.SIZE_SCHEDULE", each) for each in config.train_shapes.values())]:
+        near = Shape(*(max(1, round(side / step)) * step for side, step in zip(shape, patch, strict=True)))
+        if near != shape:
             raise ConfigError(
-                f"{setting}: {image_size} is not a multiple of the patch size {patch_size}; use a multiple"
+                f"{setting}: {shape.size} is not a multiple of the patch size {patch.size}; the nearest is {near.size}"
             )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
+from configs.schema import MAX_SIDE, SIZE
 from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
@@ -111,6 +112,16 @@ def at_least(low: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def image_size(text: str) -> int | str:
+    """Convert the size of images as DATA.IMAGE_SIZE does. Raise an error of argparse for other text."""
+    from configs.image_size import to_image_size
+
+    try:
+        return to_image_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be {SIZE.requirement} from 1 to {MAX_SIDE:,}") from None
 
 
 def check_writable(flag: str, path: Path) -> None:

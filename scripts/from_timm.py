@@ -23,6 +23,7 @@ from utils.program import exit_code  # isort: skip
 from configs.arguments import add_argument
 from configs.load import load, to_yaml
 from configs.schema import Arguments as Kwargs
+from configs.schema import Shape
 from configs.translate.timm_arguments import ACCEPTED, CONVERTED, NOT_NEEDED, TIMM_ARGUMENTS
 from configs.values import BOOLS, SETTINGS, flatten, is_none
 from configs.yaml_files import Quoted, read_file
@@ -288,8 +289,8 @@ def _model(args: Arguments) -> Found:
     if not is_model(args["model"]):
         raise ConfigError(f"--model: timm has no model {args['model']}{did_you_mean(args['model'], list_models())}")
     size, channels = args["input-size"], args["in-chans"]
-    if size and (len(size) != 3 or size[1] != size[2] or channels not in (None, size[0])):
-        raise _refuse("input-size", args, "it must be CHANNELS SIZE SIZE, and agree with --in-chans")
+    if size and (len(size) != 3 or channels not in (None, size[0])):
+        raise _refuse("input-size", args, "it must be CHANNELS HEIGHT WIDTH, and agree with --in-chans")
     channels = channels or (size[0] if size else 3)
     for name in ("mean", "std"):
         if len(args[name]) not in (0, 1, channels):
@@ -297,8 +298,6 @@ def _model(args: Arguments) -> Found:
     own = getattr(get_pretrained_cfg(args["model"]), "to_dict", dict)()
     of_timm = {name.replace("-", "_"): None if value in ("", []) else value for name, value in args.items()}
     images = resolve_data_config(of_timm | {"in_chans": channels}, pretrained_cfg=own)
-    if images["input_size"][1] != images["input_size"][2]:
-        raise _refuse("model", args, "its images are not square; give --img-size")
     if channels == 1:  # timm's metadata is for color images
         images |= {name: [fmean(images[name])] for name in ("mean", "std")}
     classes = (own.get("num_classes") or None) if args["num-classes"] is None else args["num-classes"]
@@ -313,7 +312,7 @@ def _model(args: Arguments) -> Found:
         "MODEL.NAME": ("model", args["model"]),
         "MODEL.NUM_CLASSES": ("num-classes", classes),
         "MODEL.PRETRAINED": weights,
-        "DATA.IMAGE_SIZE": ("input-size" if size else of_size, images["input_size"][2]),
+        "DATA.IMAGE_SIZE": ("input-size" if size else of_size, Shape(*images["input_size"][1:]).size),
         "DATA.IMAGE_CHANNELS": ("input-size" if size else "in-chans", channels),
         "DATA.IMAGENET_MEAN": (origins["mean"], list(images["mean"])),
         "DATA.IMAGENET_STD": (origins["std"], list(images["std"])),

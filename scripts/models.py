@@ -81,7 +81,7 @@ def parse(argv: list[str]) -> Namespace:
     add = parser.add_argument_group("flags of the fine-tuning").add_argument
     add("-dataset", metavar="NAME", help="the kind of data, for example csv [imagefolder]")
     add("-cfg", metavar="FILE", help="settings file [configs/finetune*.yaml]")
-    add("-image_size", metavar="PIXELS", help="side of the square images [that of each candidate]")
+    add("-image_size", metavar="PIXELS", help="side of square images, or HEIGHTxWIDTH [that of each candidate]")
     add("-batch_size", metavar="N|auto", help="images per update [32]")
     add("-epochs", metavar="N", help="number of epochs [30]")
     add("-device", metavar="NAME", help="device to use [auto]")

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code, exit_now  # isort: skip
 from engine.predict.output_paths import DOCUMENT, PICTURE, SHEET_ENDINGS, TABLE, Outputs, sheet_paths
-from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
+from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable, image_size
 from utils.errors import ConfigError
 from utils.files import read_names, refuse_other_kind
 from utils.launch import find_launched_rank
@@ -115,7 +115,8 @@ def add_model_flags(parser: Parser, ngpus_help: str) -> Callable:
     add = add_for_model = parser.add_argument_group("model").add_argument
     add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     add("-cfg", metavar="FILE", help="settings of the model, if its weights do not have them")
-    add("-image_size", type=at_least(1), metavar="PIXELS", help="side of the square input image [that of the weights]")
+    size_help = "side of a square input image, or HEIGHTxWIDTH [that of the weights]"
+    add("-image_size", type=image_size, metavar="PIXELS", help=size_help)
     opts_help = "single settings, as in MODEL.NAME=resnet50"
     add("-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=opts_help)
     add = parser.add_argument_group("computing").add_argument

@@ -183,7 +183,7 @@ REFUSED = {
     "TRAIN.SIZE_SCHEDULE changes the size with the epoch": """
         train-img-sizes=[] train-batch-sizes=[] train-size-probs=[] train-size-schedule=constant
         train-size-schedule-spread=0.65 train-size-random-mix=0.1 variable-batch-loss-scale=none""",
-    "images are resized to squares": """
+    "all images are resized to one size": """
         naflex-loader=false naflex-max-seq-len=576 naflex-train-seq-lens=[128,256,576,784,1024]
         naflex-patch-sizes=[] naflex-patch-size-probs=[] naflex-patchify-channels-first=false
         naflex-loss-scale=linear""",

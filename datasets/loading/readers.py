@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config
+from configs.schema import Config, Shape
 from datasets.image_set import ImageReadError, ImageSet
 from datasets.order import Order, Piece, Share, sample_rng
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
@@ -43,15 +43,15 @@ class Reader:
 
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
         """Allocate the memory of a batch. Pinning it takes milliseconds at first; later, torch reuses pinned memory."""
-        count, side, dtype = len(piece.indices), self.side(piece), self.image_set.pixels.dtype_in_batch
+        count, shape, dtype = len(piece.indices), self.shape(piece), self.image_set.pixels.dtype_in_batch
         targets = self.image_set.meaning.allocate(count, self.num_classes, pinned)
         # Decoded pixels have channels last in memory.
-        images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=dtype, pin_memory=pinned)
+        images = torch.empty((count, *shape, self.data.IMAGE_CHANNELS), dtype=dtype, pin_memory=pinned)
         return Buffers(images.permute(0, 3, 1, 2), targets, [[]] * count)
 
-    def side(self, piece: Piece) -> int:
+    def shape(self, piece: Piece) -> Shape:
         """Return the height and width of the images in a batch."""
-        return self.data.IMAGE_SIZE
+        return self.data.shape
 
     def put_target(self, index: int, image: np.ndarray, target: Tensor) -> None:
         """Write the target of an image to its place in a batch."""
@@ -87,8 +87,8 @@ class TrainReader(Reader):
 
             self.boxes = BySize(config, Boxes)
 
-    def side(self, piece: Piece) -> int:
-        return self.transforms.at(piece.epoch).data.IMAGE_SIZE
+    def shape(self, piece: Piece) -> Shape:
+        return self.transforms.at(piece.epoch).data.shape
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         transform, boxes = self.transforms.at(piece.epoch), self.boxes and self.boxes.at(piece.epoch)

@@ -42,9 +42,9 @@ class SyntheticBatches:
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
         rng = np.random.default_rng([config.SEED, rank])
         count = min(batch_size, len(image_set))
-        self.sides = BySize(config, lambda sized: sized.DATA.IMAGE_SIZE)
-        side = config.largest_train_side
-        shape = (count, side, side, config.DATA.IMAGE_CHANNELS)
+        self.shapes = BySize(config, lambda sized: sized.DATA.shape)
+        largest = max(config.train_shapes.values())
+        shape = (count, *largest, config.DATA.IMAGE_CHANNELS)
         if pixels_of(config.DATA).dtype_in_batch == torch.uint8:
             pixels = rng.integers(256, size=shape, dtype=np.uint8)
         else:
@@ -54,8 +54,9 @@ class SyntheticBatches:
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
-            count, side = len(piece.indices), self.sides.at(piece.epoch)
-            yield Batch(self.images[:count, :, :side, :side], self.targets[:count], piece.num_samples, [], piece)
+            count, shape = len(piece.indices), self.shapes.at(piece.epoch)
+            images = self.images[:count, :, : shape.height, : shape.width]
+            yield Batch(images, self.targets[:count], piece.num_samples, [], piece)
 
 
 def read_synthetic(config: Config) -> tuple[Table, Table]:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from configs.schema import Config, Train
+from configs.schema import Config, Shape, Train
 from datasets.transforms.operations import (
     MAX_MAGNITUDE,
     DrawnOperations,
@@ -27,7 +27,7 @@ from datasets.transforms.operations import (
 )
 from utils.errors import ConfigError, did_you_mean
 
-SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # largest shifts at magnitude 10, as fractions of the side
+SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # largest shifts at magnitude 10, as fractions of the width or height
 RESAMPLE = {  # Pillow's interpolation numbers for rotations and shifts, which do not support lanczos
     "nearest": (int(Image.Resampling.NEAREST),),
     "bilinear": (int(Image.Resampling.BILINEAR),),
@@ -99,8 +99,13 @@ def parse_policy(train: Train) -> Policy | None:
 DrawPolicy = Callable[[Random], DrawnOperations]
 
 
-def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> DrawPolicy:
-    """Return the function that draws from the policy, for square images of this side, with these interpolations."""
+def shifts_of(shape: Shape, share: float) -> dict[str, float]:
+    """Return the pixels of shifts by this share of the width and of the height."""
+    return {"translate_x": share * shape.width, "translate_y": share * shape.height}
+
+
+def build_policy(policy: Policy, shape: Shape, resamples: tuple[int, ...]) -> DrawPolicy:
+    """Return the function that draws from the policy, for images of this shape, with these interpolations."""
     if policy.name == "ta_wide":
         return functools.partial(draw_sequence, trivial_augment(resamples))
     from timm.data import auto_augment as timm  # imported here: the import takes a second, and most runs do not need it
@@ -108,17 +113,17 @@ def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> DrawP
     numbers = policy.numbers
     deviation = numbers["mstd"]
     if policy.name == "augmix":
-        options = Options(resamples, SHIFT_AUGMIX * side, deviation)
+        options = Options(resamples, shifts_of(shape, SHIFT_AUGMIX), deviation)
         operations = [RandomOperation(each.name, 1.0, numbers["m"], options) for each in timm.augmix_ops()]
         return functools.partial(draw_augmix, operations, int(numbers["w"]), int(numbers["d"]), numbers["a"])
     if policy.name == "rand":
         deviation = math.inf if deviation > 100 else deviation  # in timm, more than 100 means a uniform magnitude
-        options = Options(resamples, SHIFT * side, deviation, numbers["mmax"] or MAX_MAGNITUDE)
+        options = Options(resamples, shifts_of(shape, SHIFT), deviation, numbers["mmax"] or MAX_MAGNITUDE)
         names = timm.rand_augment_choices(policy.choice, increasing=bool(numbers["inc"]))
         operations = [RandomOperation(name, numbers["p"], numbers["m"], options) for name in names]
         weights = [*names.values()] if isinstance(names, dict) else None
         return functools.partial(draw_rand_augment, operations, weights, int(numbers["n"]))
-    options = Options(resamples, SHIFT * side, deviation)
+    options = Options(resamples, shifts_of(shape, SHIFT), deviation)
     sequences = [
         [RandomOperation(each.name, each.prob, each.magnitude, options) for each in sequence]
         for sequence in timm.auto_augment_policy(policy.name)
@@ -176,7 +181,7 @@ class Augmentation:
         train, data = config.TRAIN, config.DATA
         policy = parse_policy(train)
         resamples = RESAMPLE[data.train_interpolation]
-        self.draw_policy = build_policy(policy, data.IMAGE_SIZE, resamples) if policy else None
+        self.draw_policy = build_policy(policy, data.shape, resamples) if policy else None
         strength = train.COLOR_JITTER
         if policy and "3a" not in (policy.name, policy.choice[:2]):
             strength = 0.0  # as in timm, jitter is only used without a policy or with 3-Augment's operations

@@ -1,4 +1,4 @@
-"""Crop images to the square that the model takes as input. Crops are uint8 on the CPU and normalized on the device."""
+"""Crop images to the shape that the model takes as input. Crops are uint8 on the CPU and normalized on the device."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from configs.schema import Config, Data
+from configs.schema import Config, Data, Shape
 from datasets.pixels import Pixels
 from datasets.pixels.kinds import pixels_of
 from datasets.pixels.rules import ImageReadError
@@ -23,9 +23,9 @@ class BySize(Generic[T]):
 
     def __init__(self, config: Config, make: Callable[[Config], T]):
         """Call `make` for each size, with settings in which IMAGE_SIZE is that size."""
-        self._starts = config.train_sizes
-        sides = set(self._starts.values())
-        self._made = {side: make(config.changed("DATA", IMAGE_SIZE=side)) for side in sides}
+        self._starts = config.train_shapes
+        shapes = set(self._starts.values())
+        self._made = {shape: make(config.changed("DATA", IMAGE_SIZE=shape.size)) for shape in shapes}
 
     def at(self, epoch: int) -> T:
         """Return the object for an epoch, counted from 0."""
@@ -52,7 +52,7 @@ class TrainTransform:
             self.augment = pixels.augmentation(config)
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Transform an image [H, W, C], and write it to `out`, [C, side, side]: of Pixels.dtype_in_batch."""
+        """Transform an image [H, W, C], and write it to `out`, [C, *Data.shape]: of Pixels.dtype_in_batch."""
         self.cut(image, rng, out)
         if rng.random() < self.data.HFLIP:
             out.copy_(out.flip(2))
@@ -79,8 +79,8 @@ class EvalTransform:
 
     def __init__(self, data: Data, pixels: Pixels | None = None):
         """`pixels`: of the images; None: those of the settings."""
-        self.side, self.mode = data.IMAGE_SIZE, data.CROP_MODE
-        self.resized_side = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
+        self.shape, self.mode = data.shape, data.CROP_MODE
+        self.resized = Shape(*(math.floor(side / data.CROP_PCT) for side in self.shape))
         self.interpolation, self.max_pixels = data.INTERPOLATION, data.MAX_PIXELS
         # The padding around a resized image that is smaller than the crop is black, or the mean in timm's border mode.
         mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
@@ -88,9 +88,9 @@ class EvalTransform:
         self.padding, self.resize = torch.tensor(pixels.levels(mean)), pixels.resize()
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
-        """Transform an image [H, W, C], and write it to `out`, [C, side, side]: of Pixels.dtype_in_batch."""
+        """Transform an image [H, W, C], and write it to `out`, [C, *Data.shape]: of Pixels.dtype_in_batch."""
         height, width = self._size(*image.shape[:2])
-        if (height, width) == (self.side, self.side):
+        if (height, width) == self.shape:
             self.resize(image, self.interpolation, out)
             return
         if height * width > self.max_pixels:  # an image one pixel high could become arbitrarily wide
@@ -99,8 +99,8 @@ class EvalTransform:
             )
         resized = torch.empty((height, width, image.shape[2]), dtype=out.dtype).permute(2, 0, 1)
         self.resize(image, self.interpolation, resized)
-        top, left = self._start(height), self._start(width)
-        if min(height, width) < self.side:
+        top, left = start_of(height, self.shape.height), start_of(width, self.shape.width)
+        if height < self.shape.height or width < self.shape.width:
             out.copy_(self.padding[:, None, None].expand_as(out))
         inside = out[:, max(-top, 0) : height - top, max(-left, 0) : width - left]
         top, left = max(top, 0), max(left, 0)
@@ -108,9 +108,9 @@ class EvalTransform:
 
     def seen(self, height: int, width: int) -> tuple[float, ...]:
         """Return the part of an image that the model sees: left, top, right, bottom as shares of its sides."""
-        sides = self._size(height, width)[::-1]
-        starts = [max(self._start(side), 0) for side in sides]
-        ends = [min(start + self.side, side) for start, side in zip(starts, sides, strict=True)]
+        sides, crop = self._size(height, width)[::-1], self.shape[::-1]
+        starts = [max(start_of(side, length), 0) for side, length in zip(sides, crop, strict=True)]
+        ends = [min(start + length, side) for start, length, side in zip(starts, crop, sides, strict=True)]
         return *(start / side for start, side in zip(starts, sides, strict=True)), *(
             end / side for end, side in zip(ends, sides, strict=True)
         )
@@ -118,17 +118,22 @@ class EvalTransform:
     def _size(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width of the resized image."""
         if self.mode == "squash":
-            return self.resized_side, self.resized_side
+            return self.resized
         if self.mode == "border":
-            ratio = max(height / self.resized_side, width / self.resized_side)
+            ratio = max(height / self.resized.height, width / self.resized.width)
             return max(1, round(height / ratio)), max(1, round(width / ratio))
-        short = min(height, width)
-        return self.resized_side * height // short, self.resized_side * width // short
+        if self.resized.height != self.resized.width:
+            from datasets.transforms.covering import covering_size
 
-    def _start(self, length: int) -> int:
-        """Return the start of the square along a side of this length. It is negative if the square is larger."""
-        spare = length - self.side
-        return round(spare / 2) if spare > 0 else -(-spare // 2)
+            return covering_size(height, width, self.resized)
+        short = min(height, width)
+        return self.resized.height * height // short, self.resized.width * width // short
+
+
+def start_of(length: int, crop: int) -> int:
+    """Return the start of a centre crop along a side of this length. It is negative if the crop is larger."""
+    spare = length - crop
+    return round(spare / 2) if spare > 0 else -(-spare // 2)
 
 
 def crop_box(

@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import Tensor
 
-from configs.schema import Config
+from configs.schema import Config, Shape
 from datasets.order import Piece, sample_rng
 from datasets.transforms.crop import crop_box
 from datasets.types import Mixed
@@ -26,7 +26,7 @@ class Boxes:
     """Random boxes to erase. Several threads may draw at once."""
 
     def __init__(self, config: Config):
-        self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
+        self.settings, self.seed, self.shape = config.TRAIN, config.SEED, config.DATA.shape
 
     def rows(self, piece: Piece) -> list[list[tuple[int, ...]]]:
         """Return the boxes of each image of a piece; see `row`."""
@@ -43,14 +43,15 @@ class Boxes:
         if rng.random() < settings.RANDOM_ERASE_PROB:
             for box in self.boxes(rng):
                 is_noise = settings.RANDOM_ERASE_MODE != "const"
-                row.append((*box, *(int(rng.random() * self.side) if is_noise else 0 for _ in range(2))))
+                sides = self.shape[::-1]
+                row.append((*box, *(int(rng.random() * side) if is_noise else 0 for side in sides)))
         return row + [NO_BOX] * (settings.RANDOM_ERASE_COUNT - len(row))
 
     def boxes(self, rng: random.Random) -> list[tuple[int, int, int, int]]:
         """Draw the boxes of one image as (left, top, width, height)."""
         count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
         area = (ERASED_AREA[0] / count, ERASED_AREA[1] / count)
-        return [crop_box(self.side, self.side, area, ERASED_RATIO, rng) for _ in range(count)]
+        return [crop_box(self.shape.width, self.shape.height, area, ERASED_RATIO, rng) for _ in range(count)]
 
 
 class Erasing(Boxes):
@@ -60,7 +61,7 @@ class Erasing(Boxes):
         super().__init__(config)
         # Noise is cut from one large tensor at random positions, because noise drawn on the device would depend on how
         # the window is split.
-        shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
+        shape = (config.DATA.IMAGE_CHANNELS, *(2 * side for side in self.shape))
         self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ class BatchedErasing(Erasing):
         for boxes in table.unbind(1):
             left, top, width, height, *noise_at = boxes.unbind(1)
             filling = self._fillings(noise, left, top, *noise_at)
-            images = torch.where(inside_box(left, top, width, height, self.side), filling, images)
+            images = torch.where(inside_box(left, top, width, height, self.shape), filling, images)
         return images
 
     def _fillings(
@@ -100,9 +101,11 @@ class BatchedErasing(Erasing):
             return 0.0
         if mode == "rand":
             return noise[:, noise_top, noise_left].T[:, :, None, None]
-        pixels = torch.arange(self.side, device=noise.device)
         starts = noise_top - top, noise_left - left
-        rows, columns = ((start[:, None] + pixels).clamp(0, 2 * self.side - 1) for start in starts)
+        rows, columns = (
+            (start[:, None] + torch.arange(side, device=noise.device)).clamp(0, 2 * side - 1)
+            for start, side in zip(starts, self.shape, strict=True)
+        )
         channels = torch.arange(len(noise), device=noise.device)
         return noise[channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
@@ -117,7 +120,7 @@ class Mixing:
     """
 
     def __init__(self, config: Config):
-        self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
+        self.settings, self.seed, self.shape = config.TRAIN, config.SEED, config.DATA.shape
 
     def is_on(self, piece: Piece) -> bool:
         return not self.settings.MIXUP_OFF_EPOCH or piece.epoch < self.settings.MIXUP_OFF_EPOCH
@@ -142,7 +145,7 @@ class Mixing:
     def __call__(self, images: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
         """Mix images [B, C, H, W] according to the table [B, 6] from `rows`, and round the result to `dtype`."""
         _, factor, *box = table.unbind(1)
-        weight = torch.where(inside_box(*box, self.side), 0.0, factor[:, None, None, None]).to(images.dtype)
+        weight = torch.where(inside_box(*box, self.shape), 0.0, factor[:, None, None, None]).to(images.dtype)
         mixed, paired = torch.empty_like(images, dtype=dtype), len(images) // 2 * 2
         first, second = slice(0, paired, 2), slice(1, paired, 2)
         for own, partner in ((first, second), (second, first)):  # slices, because images[partners] would copy the batch
@@ -157,7 +160,7 @@ class Mixing:
     def targets(self, targets: Tensor, table: Tensor) -> Mixed:
         """Return each image's target, its partner's target, and the weight of the image's target."""
         partners, factor, _, _, width, height = table.unbind(1)
-        return Mixed(targets, targets[partners.long()], factor * (1 - width * height / self.side**2))
+        return Mixed(targets, targets[partners.long()], factor * (1 - width * height / math.prod(self.shape)))
 
     def _draw(self, step: int, unit: int) -> tuple[float, ...]:
         """Draw an image's own weight outside of its partner's box, and that box: left, top, width, height."""
@@ -174,21 +177,21 @@ class Mixing:
 
         With CUTMIX_MINMAX, draw a box of random size inside the image instead.
         """
-        side = self.side
+        sides = self.shape[::-1]  # width, height
         if self.settings.CUTMIX_MINMAX:
             low, high = self.settings.CUTMIX_MINMAX
-            width, height = (round(side * (low + (high - low) * rng.random())) for _ in range(2))
-            return int(rng.random() * (side - width + 1)), int(rng.random() * (side - height + 1)), width, height
-        cut = int(side * math.sqrt(1 - share))
-        starts = [int(rng.random() * side) - cut // 2 for _ in range(2)]
+            box = [round(side * (low + (high - low) * rng.random())) for side in sides]
+            return *(int(rng.random() * (side - length + 1)) for side, length in zip(sides, box, strict=True)), *box
+        cuts = [int(side * math.sqrt(1 - share)) for side in sides]
+        starts = [int(rng.random() * side) - cut // 2 for side, cut in zip(sides, cuts, strict=True)]
         left, top = (max(start, 0) for start in starts)
-        right, bottom = (min(start + cut, side) for start in starts)
+        right, bottom = (min(start + cut, side) for start, cut, side in zip(starts, cuts, sides, strict=True))
         return left, top, right - left, bottom - top
 
 
-def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:
-    """Return a mask of the pixels inside a box of each image, bool [B, 1, side, side], from four tensors [B]."""
-    pixels = torch.arange(side, device=left.device)
-    across = (pixels >= left[:, None]) & (pixels < (left + width)[:, None])  # [B, W]
-    down = (pixels >= top[:, None]) & (pixels < (top + height)[:, None])  # [B, H]
+def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, shape: Shape) -> Tensor:
+    """Return a mask of the pixels inside a box of each image, bool [B, 1, *shape], from four tensors [B]."""
+    rows, columns = (torch.arange(side, device=left.device) for side in shape)
+    across = (columns >= left[:, None]) & (columns < (left + width)[:, None])  # [B, W]
+    down = (rows >= top[:, None]) & (rows < (top + height)[:, None])  # [B, H]
     return down[:, None, :, None] & across[:, None, None, :]

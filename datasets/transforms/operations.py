@@ -9,7 +9,7 @@ from 0 to 255, and may change its input.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ class Options(NamedTuple):
     """The options that all operations of a policy share."""
 
     resamples: tuple[int, ...]  # Pillow's interpolation numbers; one is drawn for each rotation or shift
-    shift: float  # pixels of a translation with magnitude 10
+    shifts: Mapping[str, float]  # pixels of a translate_x and a translate_y with magnitude 10
     deviation: float  # standard deviation of a magnitude; infinite: uniform from 0 to the magnitude
     highest: float = MAX_MAGNITUDE  # the upper limit of magnitudes
 
@@ -85,7 +85,7 @@ class RandomOperation(NamedTuple):
         if name not in GEOMETRIC:
             return (operation,)
         if name.startswith("translate"):
-            value *= options.shift
+            value *= options.shifts[name]
         return (Operation(name, value, choose(options.resamples, rng)),)
 
 

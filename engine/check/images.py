@@ -15,6 +15,7 @@ from datasets.passes import read_each
 from datasets.pixels.decode import KEEP_VALUES, SHALLOW
 from datasets.pixels.rules import ImageReadError
 from datasets.split import DRAWN
+from engine.check.shapes import check_shape
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
 from utils.commands import page
@@ -125,6 +126,8 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         if lines := scan.survey.describe(scan.name):
             remedy = "leave such channels out, and remove or repair such images" if len(lines) > 1 else ""
             yield Finding(f"{part} pixels", "\n".join(lines), WARN if remedy else OK, remedy)
+    if finding := check_shape(scans[0].sides[scans[0].readable], config):
+        yield finding
     if kinds:
         text = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         is_lost = kinds[SHALLOW] > kinds["16-bit"]
@@ -217,7 +220,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     by_area = np.argsort(sides.prod(axis=1, dtype=np.int64), kind="stable")
     three = sides[by_area[[0, len(sides) // 2, -1]]].tolist()
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
-    smaller = float((sides.min(axis=1) < image_size).mean())
+    smaller = float((sides < config.DATA.shape).any(axis=1).mean())
     note = f"; {smaller:.1%} are enlarged to DATA.IMAGE_SIZE {image_size}" if smaller else ""
     of = f" of {scan.describe_count()} images" if scan.is_sample else ""
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")

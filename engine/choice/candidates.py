@@ -5,9 +5,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from configs.image_size import to_image_size
+from configs.schema import MAX_SIDE
 from engine.catalogue import USUAL, best_of, figures, find_names, is_pattern
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
+from utils.errors import ConfigError
 from utils.runs import LATEST, without_latest
 from utils.text import counted
 
@@ -15,10 +18,10 @@ MOST_MATCHES = 6  # candidates from one pattern
 
 
 class Candidate(NamedTuple):
-    """A file of weights or the name of timm weights, and the side of its images (None: that of the settings)."""
+    """A file of weights or the name of timm weights, and the size of its images (None: that of the settings)."""
 
     source: str
-    size: int | None = None
+    size: int | str | None = None  # as in DATA.IMAGE_SIZE
 
     @property
     def word(self) -> str:
@@ -36,7 +39,7 @@ def candidates_of(candidate_names: Sequence[str], notes: list[str]) -> list[Cand
 
     Raise ConfigError for a name that is neither a file, nor the name of timm weights, nor a pattern with a match.
     """
-    candidates: dict[tuple[Path, int | None], Candidate] = {}
+    candidates: dict[tuple[Path, int | str | None], Candidate] = {}
     for candidate in (candidate for name in candidate_names or USUAL for candidate in _named(name, notes)):
         path = find_file(candidate.source) or Path(candidate.source)
         candidates.setdefault((path.resolve(), candidate.size), candidate)
@@ -46,8 +49,9 @@ def candidates_of(candidate_names: Sequence[str], notes: list[str]) -> list[Cand
 def _named(candidate_name: str, notes: list[str]) -> Iterator[Candidate]:
     """Yield the candidate with this name, or the best ones that match this pattern."""
     source, size = candidate_name, None
-    if (match := re.fullmatch(r"(.+)@([1-9][0-9]*)", candidate_name)) and find_file(candidate_name) is None:
-        source, size = match[1], int(match[2])
+    match = re.fullmatch(r"(.+)@([1-9][0-9]*(x[1-9][0-9]*)?)", candidate_name)
+    if match and find_file(candidate_name) is None:
+        source, size = match[1], _size_of(candidate_name, match[2])
     if find_file(source) is not None:
         yield Candidate(source, size)
         return
@@ -62,6 +66,13 @@ def _named(candidate_name: str, notes: list[str]) -> Iterator[Candidate]:
         how = "that no other match beats in both accuracy and speed on ImageNet" if known else "the first"
         notes.append(f"{source}: {len(chosen)} of {counted(len(matches), 'match')}, {how}")
     yield from (Candidate(name, size) for name in chosen)
+
+
+def _size_of(candidate_name: str, text: str) -> int | str:
+    try:
+        return to_image_size(text)
+    except ValueError:
+        raise ConfigError(f"{candidate_name}: {text} is no size of images; use at most {MAX_SIDE} pixels") from None
 
 
 def with_newest_run(candidate_names: Sequence[str], save: str) -> list[str]:

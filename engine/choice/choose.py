@@ -102,7 +102,7 @@ def choose(
     }
 
 
-def key_of(plan: TrainPlan, candidate: Candidate) -> tuple[Path, int]:
+def key_of(plan: TrainPlan, candidate: Candidate) -> tuple[Path, int | str]:
     """Return the weights and the size of the images. Without a size, a candidate has that of its settings."""
     return (find_file(candidate.source) or Path(candidate.source)).resolve(), plan.config.DATA.IMAGE_SIZE
 

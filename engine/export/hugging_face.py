@@ -40,7 +40,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
     has_fixed_size = settings.TYPE == "vit" or bool(known.get("fixed_input_size"))
     architecture, arguments = settings.NAME, dict(settings.KWARGS)
     if has_fixed_size:
-        arguments["img_size"] = data.IMAGE_SIZE
+        arguments["img_size"] = [*data.shape] if isinstance(data.IMAGE_SIZE, str) else data.IMAGE_SIZE
     if settings.TYPE == "vit":
         architecture = f"vit_{USUAL.get(settings.EMBED_DIM, ['base'])[0]}_patch16_224"
         arguments |= architecture_of(settings)

@@ -17,7 +17,7 @@ SHAPES = ((31, 47), (310, 420), (64, 500))  # height and width of drawn images
 
 
 class NativePhoto(Photo):
-    """Images [H, W, C] of uint8, uint16 or float32 to inputs, float32 [C, side, side]: DATA.RANGE becomes 0 to 1."""
+    """Images [H, W, C] of uint8, uint16 or float32 to inputs, float32 [C, *Data.shape]: DATA.RANGE becomes 0 to 1."""
 
     dimensions: ClassVar[dict[int, Dim]] = {0: Dim("height", min=1), 1: Dim("width", min=1)}
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.export import Dim
 
-from configs.schema import Config, Data
+from configs.schema import Config, Data, Shape
 from datasets import Normalize
 from datasets.image_set import ImageSet
 from datasets.pixels import pillow_resizes_height_first
@@ -40,7 +40,7 @@ def refuse_unsupported(data: Data) -> None:
 
 
 class Photo(nn.Module):
-    """Photos, uint8 [H, W, 3 or 4] of any size, to model inputs, uint8 values as float32 [C, side, side].
+    """Photos, uint8 [H, W, 3 or 4] of any size, to model inputs, uint8 values as float32 [C, *Data.shape].
 
     The fourth channel is the opacity. Transparent pixels get the colour that datasets/ puts behind them.
 
@@ -67,7 +67,7 @@ class Photo(nn.Module):
         weighted = (self._coloured(photo), *rows, columns[0].T, columns[1])
         if not self.height_may_be_first:
             return width_first(*weighted)
-        shrinks = [size - new for _, size, new in sides]
+        shrinks = [size - new for _, size, new, _ in sides]
         return torch.cond(shrinks[0] > (2 * shrinks[1]).clamp(min=0), height_first, width_first, weighted)
 
     def _coloured(self, photo: Tensor) -> Tensor:
@@ -83,27 +83,32 @@ class Photo(nn.Module):
             pixels = ((red * GREY[0] + green * GREY[1] + blue * GREY[2] + 32768) / 65536).floor()[None]
         return pixels
 
-    def _sides(self, photo: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """Return the length of a photo as a number, as a tensor and in the resized photo: for height and width."""
-        sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
-        side = self.transform.resized_side
-        if self.transform.mode == "squash":
-            resized = [torch.full_like(each, side) for each in sizes]
-        else:
-            short = torch.minimum(*sizes)
-            resized = [side * each // short for each in sizes]
-        return [*zip(photo.shape[:2], sizes, resized, strict=True)]
+    def _sides(self, photo: Tensor) -> list[tuple[int, Tensor, Tensor, int]]:
+        """Return the length of a photo as a number, as a tensor, in the resized photo and in the crop.
 
-    def _weights(self, length: int, size: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights [side, length] of the pixels along one side, times `unit`, and `unit`, a power of two."""
-        weights = self._exact_weights(length, size, new)
+        The first entry is for the height, the second for the width.
+        """
+        sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
+        shape = self.transform.resized
+        if self.transform.mode == "squash":
+            resized = [torch.full_like(each, side) for each, side in zip(sizes, shape, strict=True)]
+        elif shape.height == shape.width:
+            short = torch.minimum(*sizes)
+            resized = [shape.height * each // short for each in sizes]
+        else:
+            resized = covering_size(*sizes, shape)
+        return [*zip(photo.shape[:2], sizes, resized, self.transform.shape, strict=True)]
+
+    def _weights(self, length: int, size: Tensor, new: Tensor, crop: int) -> tuple[Tensor, Tensor]:
+        """Return the weights [crop, length] of the pixels along one side, times `unit`, and `unit`, a power of two."""
+        weights = self._exact_weights(length, size, new, crop)
         steps = 2.0 ** torch.arange(1, MOST_BITS + 1)
         unit = 2.0 ** (weights.max() * steps < 2**15 - 0.5).sum().float()
         scaled = weights[:-1] * unit
         return (scaled.abs() + 0.5).floor() * scaled.sign(), unit
 
-    def _exact_weights(self, length: int, size: Tensor, new: Tensor) -> Tensor:
-        """Return the weights [side + 1, length] of the pixels along one side.
+    def _exact_weights(self, length: int, size: Tensor, new: Tensor, crop: int) -> Tensor:
+        """Return the weights [crop + 1, length] of the pixels along one side.
 
         The last row is the first pixel of the resized photo, which the crop leaves out: it may have the largest weight.
         Every integer here fits into 32 bits, because some programs have no longer ones.
@@ -112,19 +117,13 @@ class Photo(nn.Module):
         taps = 2 * torch.arange(length) + 1
         # Twice the places of the new pixels in the photo, from its middle: whole numbers and a rest, which float32
         # keeps.
-        moved = (2 * (torch.arange(self.transform.side) + self._start(new)) + 1 - new) * size
+        moved = (2 * (torch.arange(crop) + start_of(new, crop)) + 1 - new) * size
         whole = torch.div(moved, new, rounding_mode="floor")
         rest = (moved - whole * new) / new
         distances = (taps - size - whole[:, None]) - rest[:, None]
         distances = torch.cat([distances, taps[None] - size / new]) / (2 * scale)
         weights = kernel(distances.abs(), self.transform.interpolation)
         return weights / weights.sum(1, keepdim=True)
-
-    def _start(self, length: Tensor) -> Tensor:
-        """Return the start of the crop, as EvalTransform does; round() rounds a half to the even number."""
-        spare = length - self.transform.side
-        half = spare // 2
-        return half + half % 2 * (spare % 2)
 
     @staticmethod
     def refuse_page(config: Config) -> None:
@@ -144,6 +143,24 @@ class Photo(nn.Module):
     def as_photo(self, pixels: np.ndarray) -> np.ndarray:
         """Return an image of one or three colours, uint8 [H, W, C], as a photo, uint8 [H, W, 3]."""
         return pixels.repeat(3 // pixels.shape[2], axis=2)
+
+
+def covering_size(height: Tensor, width: Tensor, shape: Shape) -> list[Tensor]:
+    """Return what covering_size of datasets/transforms/crop.py returns for a shape that is no square."""
+    fits_height = height * shape.width <= width * shape.height
+    new = torch.where(fits_height, shape.height, shape.width)
+    old = torch.where(fits_height, height, width)
+    wholes = [new * length // old for length in (height, width)]
+    rests = [new * length - whole * old for length, whole in zip((height, width), wholes, strict=True)]
+    # Of two numbers that are equally near, the even one.
+    return [whole + (2 * rest + whole % 2 > old).long() for whole, rest in zip(wholes, rests, strict=True)]
+
+
+def start_of(length: Tensor, crop: int) -> Tensor:
+    """Return the start of the crop, as EvalTransform does; round() rounds a half to the even number."""
+    spare = length - crop
+    half = spare // 2
+    return half + half % 2 * (spare % 2)
 
 
 def kernel(distances: Tensor, interpolation: str) -> Tensor:

@@ -100,7 +100,7 @@ class Embedder:
         data = self.config.DATA
         self.pixels, self.batch_size = pixels_of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:
-            self.width = width_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE)
+            self.width = width_of(trained.model, data.IMAGE_CHANNELS, data.shape)
         except ConfigError as error:
             raise ConfigError(f"{trained.source}: {error}") from None
         self.inference = PlacingInference.of(self.config, self.process)

@@ -41,12 +41,12 @@ class Maps(NamedTuple):
         if classifier.runtime:
             raise ConfigError(f"-attention: {classifier.source} is an exported graph; name the run that it came from")
         model = copy.deepcopy(classifier.model).float().to(device)
-        blank = torch.zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE, device=device)
+        blank = torch.zeros(1, data.IMAGE_CHANNELS, *data.shape, device=device)
         source = Rollout.of(model, blank) or GradientMaps.of(model, blank)
         if source is None:
             raise ConfigError(
                 f"-attention: {classifier.config.MODEL.NAME} has neither attention between all tokens nor a feature "
-                f"map larger than 1 x 1 for images of {data.IMAGE_SIZE} x {data.IMAGE_SIZE}; leave -attention out"
+                f"map larger than 1 x 1 for images of {data.shape}; leave -attention out"
             )
         return cls(source, folder, map_names(paths))
 
@@ -144,8 +144,9 @@ class GradientMaps:
 
     title = "Grad-CAM"
 
-    def __init__(self, model: nn.Module, module: nn.Module, channels: int):
-        self.model, self.module, self.channels = model, module, channels
+    def __init__(self, model: nn.Module, module: nn.Module, channels: int, shape: Sequence[int]):
+        """`shape`: height and width of an image."""
+        self.model, self.module, self.channels, self.shape = model, module, channels, shape
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "GradientMaps | None":
@@ -161,7 +162,7 @@ class GradientMaps:
         for name, channels in stages.items():
             if name not in modules:
                 continue
-            maps = cls(model, modules[name], channels)
+            maps = cls(model, modules[name], channels, image.shape[2:])
             with torch.no_grad(), maps._watching(outputs := []):
                 model(image)
             grid = maps._as_grid(outputs[0]) if outputs else None
@@ -183,12 +184,16 @@ class GradientMaps:
         return self.module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
 
     def _as_grid(self, features: Tensor) -> Tensor | None:
-        """Return [B, rows, columns, channels] from [B, channels, rows, columns] or a square of tokens, else None."""
+        """Return [B, rows, columns, channels] from [B, channels, rows, columns] or the tokens of a grid, else None."""
         if not isinstance(features, Tensor) or self.channels not in (shape := features.shape):
             return None
         if features.ndim == 4:
             is_last = shape[-1] == self.channels and shape[1] != self.channels
             is_last |= shape[1] == shape[-1] and getattr(self.model, "output_fmt", "NCHW") == "NHWC"
             return features if is_last else features.permute(0, 2, 3, 1)
-        side = math.isqrt(shape[1]) if features.ndim == 3 else 0
-        return features[:, -side * side :].unflatten(1, (side, side)) if side else None
+        if features.ndim != 3:
+            return None
+        # The largest grid with the aspect ratio of the image: the first tokens may belong to no place.
+        ratio = [side // math.gcd(*self.shape) for side in self.shape]
+        rows, columns = (math.isqrt(shape[1] // math.prod(ratio)) * side for side in ratio)
+        return features[:, -rows * columns :].unflatten(1, (rows, columns)) if rows else None

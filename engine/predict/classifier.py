@@ -14,6 +14,7 @@ from engine.open_model import NEEDED, open_model, outputs_in, without_float8
 from engine.settings import load_settings
 from engine.settings_of_weights import override, refuse_other_pixels
 from models import build_model
+from models.sized import sized
 from models.weights.files import find_file, read_record, read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights, pretrained_cfg
@@ -143,7 +144,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool,
         )
     if model is None or number != model.num_classes:
         model = build_model(config, number)
-    load_pretrained(model, source, "weights", needs_head=bool(number))
+    load_pretrained(model, source, "weights", needs_head=bool(number), sized=sized(config, model.num_classes))
     return Classifier(config, model, _class_names(source, number), str(path or source), "", None)
 
 

@@ -54,7 +54,7 @@ class DataWaitAdvice(Callback):
             cores = counted(self._process.num_cores, "core")
             return f"try -num_workers {min(needed, most)} (now {count}; each process has {cores})"
         if data.CACHE == "none":
-            size = data.IMAGE_SIZE
+            size = min(data.shape)
             return (
                 f"each core already has a worker; set DATA.CACHE={2 * size} to cache decoded images, shrunk to twice "
                 f"IMAGE_SIZE {size}"

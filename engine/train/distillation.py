@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from configs.schema import Config, Data, Model, Train
+from configs.schema import Config, Data, Model, Shape, Train
 from configs.tables import TASKS
 from configs.values import unflatten
 from datasets import Batch, Preparation
@@ -18,6 +18,7 @@ from engine.train.loss import DistillationTargets, Loss
 from models import build_model
 from models.compilation import compile_model
 from models.parts import has_running_statistics
+from models.sized import sized
 from models.transforms import choose_transforms
 from models.units import Scale
 from models.weights.files import find_file, read_record, read_state_dict
@@ -35,15 +36,15 @@ class Teacher(nn.Module):
     """A model in evaluation mode that computes logits for the images of its student. It is never trained or saved."""
 
     def __init__(
-        self, model: nn.Module, student: Data, own: Data, outputs: Sequence[int] = (), side: int | None = None
+        self, model: nn.Module, student: Data, own: Data, outputs: Sequence[int] = (), shape: Shape | None = None
     ):
         """Wrap `model`.
 
         `student`, `own`: normalization settings of the student and of this model; `outputs`: the index of the model's
-        output for each class of the student (empty: all outputs in order); `side`: the model's only image size.
+        output for each class of the student (empty: all outputs in order); `shape`: the model's only image size.
         """
         super().__init__()
-        self.model, self.side = model.eval().requires_grad_(False), side
+        self.model, self.shape = model.eval().requires_grad_(False), shape
         # Undo the student's normalization, then apply the teacher's: (image * std + mean - own mean) / own std.
         own_mean, own_std, mean, std = (
             torch.tensor(numbers, dtype=torch.float64)
@@ -58,15 +59,15 @@ class Teacher(nn.Module):
     def describe(self) -> str:
         """Return the number of parameters and the changes to the student's images, for the log."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
-        resized = f", images resized to {self.side} x {self.side}" if self.side else ""
+        resized = f", images resized to {self.shape}" if self.shape else ""
         normalized = ", images normalized as its weights expect" if self.renormalizes else ""
         return f"{count:,} parameters{resized}{normalized}"
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them."""
-        if self.side and images.shape[-1] != self.side:
+        if self.shape and images.shape[2:] != self.shape:
             # Resize in float32, because not every device can resize half types.
-            images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
+            images = functional.interpolate(images.float(), self.shape, mode="bicubic", antialias=True)
         if self.renormalizes:
             images = images * self.scale + self.shift
         logits = self.model(images.to(next(self.model.parameters()).dtype))
@@ -96,7 +97,7 @@ class TeacherSource(NamedTuple):
     weights: str  # a file, or the name of a timm model
     classes: list[str] | None  # names of its outputs, if known
     num_classes: int | None
-    side: int | None  # the only image size that the model takes; None: any size
+    shape: Shape | None  # the only image size that the model takes; None: any size
     key: str = KEY  # the setting that names the weights
 
     def build(self, num_classes: int, is_trial: bool) -> tuple[nn.Module, list[str]]:
@@ -110,7 +111,9 @@ class TeacherSource(NamedTuple):
                 return model, []
             if self.num_classes is None:
                 self._check_number(model, num_classes)
-            return model, load_pretrained(model, self.weights, self.key, needs_head=True)
+            return model, load_pretrained(
+                model, self.weights, self.key, needs_head=True, sized=sized(self.config, num_classes)
+            )
 
     def _check_number(self, model: nn.Module, num_classes: int) -> None:
         """Raise ConfigError if the classifier in the file has another number of classes than the data."""
@@ -130,7 +133,7 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
     outputs = _outputs(source, list(classes), num_classes) if classes is not None else []
     number = len(source.classes) if outputs else num_classes
     model, lines = source.build(number, is_trial=classes is None)
-    teacher = Teacher(model, config.DATA, source.config.DATA, outputs, source.side)
+    teacher = Teacher(model, config.DATA, source.config.DATA, outputs, source.shape)
     scales = Scale.of(source.config), Scale.of(config)
     if all(scales):
         teacher.set_units(*scales)
@@ -153,8 +156,8 @@ def find_teacher(config: Config) -> TeacherSource:
     file = find_file(weights) if weights else None
     has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
-    side = cfg.input_size[-1] if cfg is not None and cfg.fixed_input_size else None
-    data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
+    shape = Shape(*cfg.input_size[1:]) if cfg is not None and cfg.fixed_input_size else None
+    data = replace(config.DATA, **images, **({"IMAGE_SIZE": shape.size} if shape else {}))
     # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
     train = replace(config.TRAIN, SIZE_SCHEDULE=())
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
@@ -162,7 +165,7 @@ def find_teacher(config: Config) -> TeacherSource:
     number = len(names) if names else None
     if not file and cfg is not None:
         number = cfg.num_classes
-    return TeacherSource(built, weights or name, names, number, side, WEIGHTS_KEY if weights else KEY)
+    return TeacherSource(built, weights or name, names, number, shape, WEIGHTS_KEY if weights else KEY)
 
 
 def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
@@ -183,7 +186,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
     then = then.changed("MODEL", FREEZE=())
-    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
+    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.shape)
 
 
 def _outputs(source: TeacherSource, classes: list[str], num_classes: int) -> list[int]:

@@ -1,5 +1,6 @@
 """Loads pretrained weights from a file or timm's hub. The weights are adapted to the model, or refused."""
 
+import contextlib
 import itertools
 import math
 import os
@@ -11,16 +12,18 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 
-from configs.schema import Data
+from configs.schema import Data, Shape
 from configs.tables import TASKS
 from models.heads import output_layers, set_to_zero
 from models.parts import classifier_names, first_convolutions
 from models.weights.files import find_file, read_weights
+from models.weights.grids import Sized, resize_from
 from models.weights.metadata import (
     ARCHITECTURE,
     SHIPPED_FILE,
     classes_of_weights,
     is_imagenet_by_other_names,
+    metadata_of,
     pretrained_cfg,
     shipped_weights,
     timm_name,
@@ -49,6 +52,7 @@ def load_pretrained(
     needs_head: bool = False,
     classes: Sequence[str] = (),
     settings: dict | None = None,
+    sized: Sized | None = None,
 ) -> list[str]:
     """Load the weights in a file, or the timm weights of this name if there is no such file. Return lines for the user.
 
@@ -57,7 +61,8 @@ def load_pretrained(
     With `needs_head`, weights whose classifier does not fit are refused, because a random classifier is useless.
     `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
     `settings` are the settings by full names: for the error message about another architecture, and for
-    MODEL.NEW_CLASSIFIER. A frozen classifier never starts from zeros, because it would stay zero.
+    MODEL.NEW_CLASSIFIER. A frozen classifier never starts from zeros, because it would stay zero. `sized`: the
+    shape of the model's images; None: squares.
     """
     is_frozen = not all(layer.weight.requires_grad for layer in output_layers(model).values())
     zeros = bool(settings) and settings["MODEL.NEW_CLASSIFIER"] != "random" and not is_frozen
@@ -79,7 +84,7 @@ def load_pretrained(
                 state = without_heads(model, state)
             start = "zeros" if zeros else "random weights"
             lines += _fit_heads(model, state, [] if reason else their_classes or [], classes, needs_head, start, reason)
-        state = fit_image_size(model, state, lines)
+        state = fit_image_size(model, state, lines, shape_of_weights(source, weights.record), sized)
         has_colours = weights.record.get("config", {}).get("DATA.PIXELS", Data.PIXELS) == Data.PIXELS
         rgb = tuple((settings or {}).get("DATA.RGB", ())) if has_colours else ()
         _fit_channels(model, state, lines, (settings or {}).get("DATA.IMAGE_CHANNELS"), rgb)
@@ -186,24 +191,46 @@ def _match_classes(
     return f"  head: {what} classes by name{''.join(more)}"
 
 
-def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
+def shape_of_weights(source: str, record: dict) -> Shape | None:
+    """Return the shape of the images of the weights, or None if neither `record` nor the source names it."""
+    size = record.get("config", {}).get("DATA.IMAGE_SIZE")
+    if size is None:
+        with contextlib.suppress(ConfigError):
+            size = metadata_of(source).images.get("DATA.IMAGE_SIZE")
+    return size and Data(IMAGE_SIZE=size).shape
+
+
+def fit_image_size(
+    model: nn.Module, state: dict[str, Tensor], lines: list[str], old: Shape | None, sized: Sized | None
+) -> dict[str, Tensor]:
     """Resize the weights that depend on the number or size of patches, as timm does for its own pretrained weights.
 
     For a ViT, these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel. For
-    a Swin, they are the position biases.
+    a Swin, they are the position biases. `old`, `sized`: the shapes of the images of the weights and of the model;
+    None: squares. Grids of different shapes can have the same number of patches.
     """
     own = model.state_dict()
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if resize is None or all(name in own and own[name].shape == tensor.shape for name, tensor in state.items()):
+    is_fitting = all(name in own and own[name].shape == tensor.shape for name, tensor in state.items())
+    has_squares = not any(shape and shape.height != shape.width for shape in (old, sized and sized.shape))
+    if (is_fitting and has_squares) or (sized and old == sized.shape and not has_squares):
         return state
-    try:
-        fitted = resize(dict(state), model)
-    except Exception:  # weights of another architecture: _check_same_architecture reports the differences
+    if sized and old and (is_fitting or old.height != old.width):
+        fitted = resize_from(old, state, model, sized)
+        changed = [name for name, tensor in fitted.items() if not torch.equal(tensor, state[name])]
+        change = f"from images of {old} to {sized.shape}"
+    elif resize is None:
         return state
-    changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
+    else:
+        try:
+            fitted = resize(dict(state), model)
+        except Exception:  # weights of another architecture: _check_same_architecture reports the differences
+            return state
+        changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
+        change = changed and f"from {list(state[changed[0]].shape)} to {list(fitted[changed[0]].shape)}"
     if changed:
-        name, others = changed[0], f" (and {len(changed) - 1} more)" if changed[1:] else ""
-        lines.append(f"  {name}{others} resized from {list(state[name].shape)} to {list(fitted[name].shape)}")
+        others = f" (and {len(changed) - 1} more)" if changed[1:] else ""
+        lines.append(f"  {changed[0]}{others} resized {change}")
     return fitted
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.schema import MODEL
+from configs.schema import MODEL, Shape
 from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import SUFFIXES, find_file, format_of, read_record, read_state_dict
@@ -121,24 +121,29 @@ def _transformers_images(path: Path, config: dict) -> Settings:
     An image processor resizes every image to exactly `size`, and may then cut out the centre.
     """
     known = _read_json(path.with_name("preprocessor_config.json"))
-    side = config["image_size"]
+    shape = _shape(config["image_size"])
     if not known:
-        return {"DATA.IMAGE_SIZE": side}
-    size, crop = _side(known.get("size", side)), _side(known.get("crop_size", side))
+        return {"DATA.IMAGE_SIZE": shape.size}
+    size, crop = _shape(known.get("size", shape)), _shape(known.get("crop_size", shape))
     # The first versions of image processors crop only if do_center_crop is set.
     is_cropped = known.get("do_center_crop", False)
     mode = "center" if isinstance(known.get("size"), dict) and "shortest_edge" in known["size"] else "squash"
-    facts = {"input_size": (config.get("num_channels", 3),) + (crop if is_cropped else size,) * 2, "crop_mode": mode}
+    facts = {"input_size": (config.get("num_channels", 3), *(crop if is_cropped else size)), "crop_mode": mode}
     facts |= {"mean": known["image_mean"], "std": known["image_std"], "interpolation": RESAMPLE[known["resample"]]}
     return image_settings(facts | {"crop_pct": _crop_pct(crop, size) if is_cropped else 1.0})
 
 
-def _side(size: int | dict) -> int:
-    """Return the side of a square size: 18 for 18, {height: 18, width: 18} and {shortest_edge: 18}."""
-    sides = set(size.values()) if isinstance(size, dict) else {size}
+def _shape(size: int | list | dict) -> Shape:
+    """Return the shape of a size: 18 x 18 for 18 and {shortest_edge: 18}, and 18 x 24 for {height: 18, width: 24}."""
+    if isinstance(size, dict) and "height" in size:
+        return Shape(size["height"], size["width"])
+    if isinstance(size, list) and len(size) == 2:
+        return Shape(*size)
+    sides = {*size.values()} if isinstance(size, dict) else {size}
     if len(sides) != 1:
-        raise ValueError(f"the images are not square: {size}")
-    return sides.pop()
+        raise ValueError(f"the images have no single size: {size}")
+    side = sides.pop()
+    return Shape(side, side)
 
 
 def _transformers_model(config: dict) -> Settings:
@@ -178,10 +183,13 @@ def _from_training(record: dict) -> tuple[Settings, Settings] | None:
     return image_settings(known.to_dict() if known else {}, image_arguments), model_settings(name, kwargs)
 
 
-def _crop_pct(side: int, resized: int) -> float:
-    """Return the crop_pct for which side / crop_pct, rounded down as in timm and halfstep, is exactly `resized`."""
-    fraction = side / resized
-    return fraction if math.floor(side / fraction) == resized else math.nextafter(fraction, 0)
+def _crop_pct(crop: Shape, resized: Shape) -> float:
+    """Return the crop_pct for which crop / crop_pct, rounded down as in timm and halfstep, is exactly `resized`."""
+    fraction = crop.height / resized.height
+    for share in (fraction, math.nextafter(fraction, 0)):
+        if Shape(*(math.floor(side / share) for side in crop)) == resized:
+            return share
+    raise ValueError(f"a crop of {crop} from {resized} has no common ratio of its sides")
 
 
 # --- the shapes in Google's .npz and PaddleViT's .pdparams. The preprocessing follows from the program that wrote them.
@@ -269,7 +277,7 @@ def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | N
 
     facts = resolve_data_config(dict(trained_with or {}), pretrained_cfg=dict(known))
     _, height, width = facts["input_size"]
-    return image_settings_of(facts) | ({"DATA.IMAGE_SIZE": height} if height == width else {})
+    return image_settings_of(facts) | {"DATA.IMAGE_SIZE": Shape(height, width).size}
 
 
 def image_settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:

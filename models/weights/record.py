@@ -48,7 +48,7 @@ def preprocessing_of(data: Data) -> dict[str, Any]:
         "std": list(data.IMAGENET_STD),
         "crop_pct": data.CROP_PCT,
         "crop_mode": data.CROP_MODE,
-        "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
+        "input_size": [data.IMAGE_CHANNELS, *data.shape],
         "interpolation": data.INTERPOLATION,
     }
     others = {key: getattr(data, name) for name, key in OF_PIXELS.items() if getattr(data, name) != getattr(Data, name)}

@@ -6,6 +6,7 @@ from zipfile import ZipFile
 
 from torch import Tensor
 
+from configs.schema import Data
 from configs.values import SETTINGS, wrong_in
 from models.weights.adapters import BASE_LAYER, merge_adapters
 from models.weights.record import PREFERRED, RECORD, VERSION_KEY
@@ -64,8 +65,9 @@ def check_record(record: dict, path: Path) -> None:
 def _num_weights(config: dict) -> float:
     """Return the approximate number of weights in the blocks and the position embedding of a ViT."""
     keys = ("MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.MLP_RATIO", "DATA.IMAGE_SIZE", "MODEL.PATCH_SIZE")
-    width, depth, ratio, side, patch = (config.get(key, SETTINGS[key].default) for key in keys)
-    return width * (depth * width * (4 + 2 * ratio) + (side / patch) ** 2)
+    width, depth, ratio, size, patch = (config.get(key, SETTINGS[key].default) for key in keys)
+    shape = Data(IMAGE_SIZE=size).shape
+    return width * (depth * width * (4 + 2 * ratio) + shape.height * shape.width / patch**2)
 
 
 def _size(path: Path) -> int:

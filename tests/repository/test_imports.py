@@ -25,7 +25,7 @@ RARE = tuple(
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.loading.replacements
     datasets.sources.remote datasets.sources.server engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels
-    datasets.pixels.native datasets.pixels.card datasets.pixels.survey
+    configs.image_size datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     engine.export.native_photo configs.rare_checks
     engine.tasks.numbers engine.train.number_loss
     engine.half_copy engine.rollback engine.train.adaptive_clipping engine.train.fused_loss_scale
@@ -115,13 +115,13 @@ def test_no_file_beside_a_script_has_the_name_of_a_standard_module():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "configs": (
-        "__init__ tables schema removed values yaml_files arguments rare_checks checks bare_words translate "
+        "__init__ tables schema image_size removed values yaml_files arguments rare_checks checks bare_words translate "
         "translate.timm_arguments translate.other_programs typed_names flags translate.paddlevit_files "
         "translate.paddlevit load"
     ).split(),
     "models": (
         "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights "
-        "positions vit timm_models __init__"
+        "positions vit timm_models __init__ sized"
     ).split(),
     "datasets": (
         "order types targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card "

@@ -248,7 +248,7 @@ def takes(key: str, value: str) -> bool:
 
 def titles_of_check() -> set[str]:
     """Return the titles of the rows that the code of -check can print."""
-    found, files = set(), ("check/__init__.py", "check/images.py", "plan.py", "plan_lines.py")
+    found, files = set(), ("check/__init__.py", "check/images.py", "check/shapes.py", "plan.py", "plan_lines.py")
     for file in (*files, "quick_checks.py"):
         tree = ast.parse(text_of(f"engine/{file}"))
         functions = [each for each in ast.walk(tree) if getattr(each, "name", "") in ("refusals", "notes_on")]

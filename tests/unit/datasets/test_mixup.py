@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timm.data import mixup
 
-from configs.schema import Config
+from configs.schema import Config, Shape
 from datasets import Piece
 from datasets.transforms.erase_and_mix import Mixing
 from tests.support.configs import replaced
@@ -25,8 +25,8 @@ KINDS = {
 }
 
 
-def mixing(side: int = SIDE, **train) -> Mixing:
-    return Mixing(replaced(Config(), DATA={"IMAGE_SIZE": side}, TRAIN=train))
+def mixing(size: int | str = SIDE, **train) -> Mixing:
+    return Mixing(replaced(Config(), DATA={"IMAGE_SIZE": size}, TRAIN=train))
 
 
 def piece(count: int, first: int = 0, step: int = 0) -> Piece:
@@ -51,19 +51,20 @@ def test_box_of_limited_cutmix_is_uniform_between_its_limits_and_in_its_place():
         assert abs(found.mean() - 0.5) < 0.03 and abs(found.std() - (high - low) / 12**0.5) < 0.02
 
 
+@pytest.mark.parametrize("shape", [Shape(12, 12), Shape(8, 20)])
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])
-def test_same_mixup_draws_give_timm_pixels_and_targets(kind, monkeypatch):
+def test_same_mixup_draws_give_timm_pixels_and_targets(kind, shape, monkeypatch):
     if kind != "mixup" and mixup.rand_bbox((1, 1, 1), lam=0.0)[1] == 0:
         pytest.skip("this timm draws boxes of an odd side one pixel smaller")
-    side, kinds_seen = 12, set()
+    kinds_seen = set()
     for step in range(8):
         rng = keyed_rng("mixing", 0, step, 0)
         draws = {"rand": rng.random, "beta": rng.betavariate}
         draws["randint"] = lambda low, high, size=None, rng=rng: low + int(rng.random() * (high - low))
         monkeypatch.setattr(mixup.np, "random", SimpleNamespace(**draws))
-        images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(step))
+        images = torch.rand(2, 3, *shape, generator=torch.Generator().manual_seed(step))
         wanted, targets = timms(**KINDS[kind])(images.transpose(2, 3).clone(), torch.arange(2))  # timm: top before left
-        it = mixing(side, **KINDS[kind])
+        it = mixing(shape.size, **KINDS[kind])
         table = torch.tensor(it.rows(piece(2, step=step)))
         torch.testing.assert_close(it(images, table, torch.float32), wanted.transpose(2, 3))
         torch.testing.assert_close(it.targets(torch.arange(2), table).share, targets.diagonal())
@@ -99,10 +100,13 @@ def mixes(draw) -> dict:
     return values | {"MIXUP_MODE": draw(st.sampled_from(["batch", "pair", "elem"])), "MIXUP_GROUP": group}
 
 
-@given(mixes(), st.integers(1, 24), st.integers(1, 11), st.integers(0, 9), st.integers(0, 5))
+SHAPES = st.integers(1, 24).map(lambda side: Shape(side, side)) | st.builds(Shape, *[st.integers(1, 24)] * 2)
+
+
+@given(mixes(), SHAPES, st.integers(1, 11), st.integers(0, 9), st.integers(0, 5))
 @examples(100)
-def test_targets_have_share_of_mixed_pixels_in_every_mode(train, side, count, step, pairs):
-    it, pixels = mixing(side, **train), torch.eye(count)[:, :, None, None].expand(-1, -1, side, side)
+def test_targets_have_share_of_mixed_pixels_in_every_mode(train, shape, count, step, pairs):
+    it, pixels = mixing(shape.size, **train), torch.eye(count)[:, :, None, None].expand(-1, -1, *shape)
     rows = it.rows(piece(count, step=step))
     table = torch.tensor(rows)
     targets = it.targets(torch.arange(count), table)

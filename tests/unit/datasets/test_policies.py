@@ -12,7 +12,7 @@ from timm.data.transforms_factory import transforms_imagenet_train
 from torchvision.transforms import InterpolationMode, TrivialAugmentWide
 from torchvision.transforms import functional as tv
 
-from configs.schema import Config
+from configs.schema import Config, Shape
 from datasets.transforms.augment import Augmentation
 from datasets.transforms.operations import DrawnOperations, Operation
 from tests.support.configs import replaced
@@ -27,8 +27,8 @@ rand-t3a-n3 rand-m8-inc1-t3aw-n5
 augmix augmix-m3-w3 augmix-m9-w2-d3 augmix-m5-w4-d2-mstd0 augmix-m3-w1-a0.3 augmix-m5-mstd0.5""".split()
 
 
-def augmentation(channels: int = 3, interpolation: str = "bicubic", side: int = SIDE, **train) -> Augmentation:
-    data = {"IMAGE_SIZE": side, "IMAGE_CHANNELS": channels, "IMAGENET_MEAN": MEAN[:channels]}
+def augmentation(channels: int = 3, interpolation: str = "bicubic", size: int | str = SIDE, **train) -> Augmentation:
+    data = {"IMAGE_SIZE": size, "IMAGE_CHANNELS": channels, "IMAGENET_MEAN": MEAN[:channels]}
     data["TRAIN_INTERPOLATION"] = interpolation
     return Augmentation(replaced(Config(), DATA=data, TRAIN=train))
 
@@ -45,10 +45,10 @@ def changed(augment: Augmentation, drawn: DrawnOperations, image: Image.Image) -
     return augment.apply(drawn, np.atleast_3d(pixels)).reshape(pixels.shape)
 
 
-def timms(policy: str, interpolation: str = "bicubic", **options):
+def timms(policy: str, interpolation: str = "bicubic", size: int | tuple[int, int] = SIDE, **options):
     """Return the part of timm's transform between crop and conversion."""
     options = {"color_jitter": None, "auto_augment": policy, "interpolation": interpolation, "mean": MEAN} | options
-    return transforms_imagenet_train(SIDE, separate=True, **options)[1]
+    return transforms_imagenet_train(size, separate=True, **options)[1]
 
 
 class OneStream(random.Random):
@@ -91,14 +91,18 @@ CASES = [(policy, "bicubic", "RGB") for policy in TIMM]
 CASES += [("rand-m9-mstd0.5-inc1", kind, "RGB") for kind in ("random", "bilinear", "nearest")]
 CASES += [(policy, "random", mode) for policy in ("original", "3a", "rand-m9-p1-n5") for mode in ("RGB", "L")]
 CASES += [("augmix", "random", "RGB")]  # timm 1.0.20 cannot mix single-channel images
+CASES = [(*case, Shape(SIDE, SIDE)) for case in CASES]
+CASES += [(policy, "bicubic", "RGB", Shape(24, 64)) for policy in ("original", "rand-m9-p1-n5", "augmix")]
 
 
-@pytest.mark.parametrize(("policy", "interpolation", "mode"), CASES)
-def test_same_random_draws_give_pixels_of_timm_policies(policy, interpolation, mode, monkeypatch, with_black_posterize):
-    image = picture(mode)
+@pytest.mark.parametrize(("policy", "interpolation", "mode", "shape"), CASES)
+def test_same_random_draws_give_pixels_of_timm_policies(
+    policy, interpolation, mode, shape, monkeypatch, with_black_posterize
+):
+    image = picture(mode, shape[::-1])
     num_channels = len(image.getbands())
-    ours = augmentation(num_channels, interpolation, AUTO_AUGMENT=policy)
-    theirs, num_changed = timms(policy, interpolation, mean=MEAN[:num_channels]), 0
+    ours = augmentation(num_channels, interpolation, shape.size, AUTO_AUGMENT=policy)
+    theirs, num_changed = timms(policy, interpolation, tuple(shape), mean=MEAN[:num_channels]), 0
     for seed in range(20):
         mine = changed(ours, ours.draw(random.Random(seed)), image)
         with monkeypatch.context() as patched:

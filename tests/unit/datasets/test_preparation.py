@@ -31,20 +31,24 @@ def erased_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> tor
             if mode == "const":
                 box.fill_(0.0)
                 continue
-            x, y = int(rng.random() * SIDE), int(rng.random() * SIDE)
+            x, y = (int(rng.random() * side) for side in config.DATA.shape[::-1])
             width, height = (width, height) if mode == "pixel" else (1, 1)
             box.copy_(erasing.noise[:, y : y + height, x : x + width].expand_as(box))
     return images
 
 
 @pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
-@pytest.mark.parametrize(("mode", "channels"), [("pixel", 3), ("rand", 1), ("const", 3)])
-def test_random_erasing_of_a_batch_matches_erasing_each_image(kind, mode, channels):
-    config = settings(channels, RANDOM_ERASE_MODE=mode, **ERASES)
-    images, piece = torch.randn(40, channels, SIDE, SIDE), batch(40).piece
+@pytest.mark.parametrize(
+    ("mode", "channels", "size"), [("pixel", 3, SIDE), ("pixel", 3, "8x30"), ("rand", 1, SIDE), ("const", 3, SIDE)]
+)
+def test_random_erasing_of_a_batch_matches_erasing_each_image(kind, mode, channels, size):
+    config = replaced(settings(channels, RANDOM_ERASE_MODE=mode, **ERASES), DATA={"IMAGE_SIZE": size})
+    images, piece = torch.randn(40, channels, *config.DATA.shape), batch(40).piece
     wanted = erased_one_by_one(images, piece, config)
     erasing = kind(config, CPU)
     assert torch.equal(erasing(images.clone(), torch.tensor(erasing.rows(piece))), wanted)
+    height, width = config.DATA.shape
+    assert (wanted != images)[:, :, height // 2 :, -3:].any(), "no box reaches the end of the wider side"
     assert 10 < (wanted != images).flatten(1).any(1).sum() < 40 and 0.9 < erasing.noise.std() < 1.1
 
 

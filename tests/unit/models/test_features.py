@@ -34,16 +34,16 @@ def test_classifier_of_features_equals_logits(model):
         torch.testing.assert_close(model.get_classifier()(features), logits)
         alone, no_logits = features_of(model, images)
     assert no_logits is None and torch.equal(alone, features)
-    assert width_of(model, 3, 32) == features.shape[1]
+    assert width_of(model, 3, (32, 32)) == features.shape[1]
 
 
 def test_model_without_features_is_refused_by_name():
     with refused(ConfigError, "Sequential", "forward_features"):
-        width_of(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), 3, 2)
+        width_of(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), 3, (2, 2))
 
 
 def test_measuring_features_keeps_mode_and_statistics():
     model = timm.create_model("test_resnet", num_classes=5).train()
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    width_of(model, 3, 32)
+    width_of(model, 3, (32, 32))
     assert model.training and all(torch.equal(each, before[name]) for name, each in model.state_dict().items())

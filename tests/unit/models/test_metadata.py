@@ -109,8 +109,12 @@ def test_transformers_vit_is_built_and_loaded(tmp_path, weights):
         (path / "preprocessor_config.json").write_text(json.dumps(cropped))
         assert_images(metadata_of(str(path)), IMAGE_SIZE=side, CROP_MODE="squash", CROP_PCT=share)
     (path / "preprocessor_config.json").write_text(json.dumps(prepared | {"size": {"height": 32, "width": 48}}))
-    with refused(ConfigError, path, "square"):
-        metadata_of(str(path))
+    assert_images(metadata_of(str(path)), IMAGE_SIZE="32x48", CROP_MODE="squash", CROP_PCT=1.0)
+    for size in ({"shortest_edge": 32, "longest_edge": 48}, {"height": 32, "width": 48}):
+        cropped = prepared | {"size": size, "crop_size": 24, "do_center_crop": True}
+        (path / "preprocessor_config.json").write_text(json.dumps(cropped))
+        with refused(ConfigError, path, "32"):
+            metadata_of(str(path))
 
 
 @pytest.mark.parametrize(("word", "is_name"), [("kind", True), ("LABEL", False)])

@@ -55,6 +55,21 @@ def test_validation_duplicates_of_training_images_are_listed(photos):
     assert f"{photos / 'val/cat/again.bmp'} = {photos / 'train/cat/4.png'}" in text
 
 
+def test_check_proposes_the_shape_of_most_images_with_the_flags(photos):
+    assert "shape" not in found_in(photos)
+    for path in (photos / "train").rglob("*.png"):
+        noise(88, 22).save(path)
+    findings = {each.title: each for each in check_images(*sets_of(photos, "DATA.CROP_PCT=1"))}
+    assert findings["shape"].verdict == WARN
+    assert_names(findings["shape"].text, "100% of the images are wide", "4 times", "cuts off 75%")
+    assert_names(findings["shape"].remedy, "-image_size 4x16", "DATA.CROP_RATIO=[3,5.33]")
+    assert "cuts off" not in found_in(photos, "DATA.CROP_MODE=squash")["shape"][1]
+    assert "shape" not in found_in(photos, "DATA.IMAGE_SIZE=4x16")
+    for path in (photos / "train/cat").rglob("*.png"):
+        Image.open(path).rotate(90, expand=True).save(path)  # as many tall ones as wide ones
+    assert "shape" not in found_in(photos)
+
+
 def test_same_image_in_two_classes_is_reported(photos):
     cat, dog = photos / "train/cat/4.png", photos / "train/dog/copy.png"
     dog.write_bytes(cat.read_bytes())

@@ -12,7 +12,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_data_config
 
 from configs.load import to_yaml
-from configs.schema import Data
+from configs.schema import Data, Shape
 from configs.values import flatten
 from datasets import Normalize
 from datasets.pixels import Pixels
@@ -161,7 +161,7 @@ def photograph(width: int, height: int) -> Image.Image:
 
 
 def ours(data: Data, image: Image.Image) -> torch.Tensor:
-    pixels = torch.empty(data.IMAGE_SIZE, data.IMAGE_SIZE, 3, dtype=torch.uint8).permute(2, 0, 1)
+    pixels = torch.empty(*data.shape, 3, dtype=torch.uint8).permute(2, 0, 1)
     EvalTransform(data)(to_array(image, Pixels(3)), pixels)
     return Normalize(data)(pixels[None])[0]
 
@@ -178,13 +178,11 @@ def test_preprocessing_of_every_pretrained_tag_matches_timm():
     for number, (theirs, found) in enumerate(pipelines.items()):
         assert len(found) == 1
         theirs, settings = dict(theirs), dict(found.pop())
-        if "IMAGE_SIZE" not in settings:
-            assert theirs["input_size"][1] != theirs["input_size"][2]
-            continue
-        if settings["IMAGE_SIZE"] > LARGEST:
-            smaller = settings["IMAGE_SIZE"] // 8
-            assert theirs["input_size"] == (3, settings["IMAGE_SIZE"], settings["IMAGE_SIZE"])
-            settings["IMAGE_SIZE"], theirs["input_size"] = smaller, (3, smaller, smaller)
+        shape = Data(**settings).shape
+        assert theirs["input_size"] == (3, *shape)
+        if max(shape) > LARGEST:
+            smaller = Shape(*(side // 8 for side in shape))
+            settings["IMAGE_SIZE"], theirs["input_size"] = smaller.size, (3, *smaller)
         transform, data = create_transform(**theirs), Data(**settings)
         image = photographs[number % 10]  # one per pipeline; the test also passes with all ten
         difference = (ours(data, image) - transform(image)) * 255 * torch.tensor(theirs["std"])[:, None, None]
@@ -198,8 +196,7 @@ def test_settings_follow_a_supported_pretrained_tag_or_tag_is_refused():
     assert tag in loaded.origins["DATA.CROP_MODE"]
     sizes = {tag: timm.get_pretrained_cfg(tag).input_size[1:] for tag in timm.list_pretrained()}
     for tag in [tag for tag, (height, width) in sizes.items() if height != width][:1]:  # older versions have none
-        with refused(ConfigError, "DATA.IMAGE_SIZE", tag):
-            load_settings(["-eval", "-pretrained", tag])
+        assert load_settings(["-eval", "-pretrained", tag]).config.DATA.shape == sizes[tag]
         assert load_settings(["-eval", "-pretrained", tag, "-image_size", "512"]).config.DATA.CROP_PCT == 1.0
     with refused(ConfigError, "hf-hub:someone/something", "someone/something", "-pretrained"):
         load_settings(["-eval", "-pretrained", "hf-hub:someone/something"])

@@ -24,7 +24,7 @@ DATA = replace(Data(), IMAGE_SIZE=32, CROP_PCT=0.875)
 
 def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels of halfstep predict and of the graph."""
-    expected = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
+    expected = torch.empty((data.IMAGE_CHANNELS, *data.shape), dtype=torch.uint8)
     EvalTransform(data)(to_array(Image.fromarray(photo), pixels_of(data)), expected)
     with torch.compiler.set_stance("force_eager"):  # torch.cond would be compiled for each size of a photo
         found = Photo(data)(torch.from_numpy(photo))
@@ -39,9 +39,10 @@ def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
     st.integers(1, 200),
     st.integers(1, 200),
     st.sampled_from([0.6, 0.875, 1.0]),
+    st.sampled_from([32, "20x50", "48x16"]),
 )
-def test_pixels_differ_by_at_most_one_for_photos_of_any_size(interpolation, mode, height, width, share):
-    data = replace(DATA, INTERPOLATION=interpolation, CROP_MODE=mode, CROP_PCT=share)
+def test_pixels_differ_by_at_most_one_for_photos_of_any_size(interpolation, mode, height, width, share, size):
+    data = replace(DATA, INTERPOLATION=interpolation, CROP_MODE=mode, CROP_PCT=share, IMAGE_SIZE=size)
     photo = np.random.default_rng(height).choice([0, 3, 128, 255], (height, width, 3)).astype(np.uint8)
     expected, found = both(photo, data)
     assert np.abs(expected - found).max() <= 1

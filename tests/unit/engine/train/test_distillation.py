@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from configs.schema import Arguments, Config
+from configs.schema import Arguments, Config, Shape
 from configs.values import flatten
 from datasets import Normalize
 from engine.train.distillation import (
@@ -83,7 +83,7 @@ def test_teacher_gets_images_with_its_own_normalization_and_size():
     picked = Teacher(model, student, own, outputs=[3, 0])(Normalize(student)(pixels))
     torch.testing.assert_close(picked, seen[:, [3, 0]])
     even = torch.full((B, 3, 4, 4), 100, dtype=torch.uint8)
-    resized = Teacher(model, own, own, side=8)(Normalize(own)(even))
+    resized = Teacher(model, own, own, shape=Shape(8, 8))(Normalize(own)(even))
     torch.testing.assert_close(resized, model(Normalize(own)(even.new_full((B, 3, 8, 8), 100))), rtol=1e-4, atol=1e-4)
 
 

@@ -142,7 +142,7 @@ def test_gradient_maps_do_not_depend_on_channel_order(channels, order):
 
     model, images, classes = Pooled(), torch.randn(2, 3, 4, 4), torch.tensor([0, 2])
     expected = torch.einsum("bchw,bc->bhw", model.stage[0](images), model.head.weight[classes]).relu() / 16
-    torch.testing.assert_close(GradientMaps(model, model.stage, channels)(images, classes), expected)
+    torch.testing.assert_close(GradientMaps(model, model.stage, channels, images.shape[2:])(images, classes), expected)
 
 
 def test_attention_overlay_colors_range_from_blue_to_red():

@@ -2,7 +2,7 @@
 
 import re
 
-from configs.schema import MAX_SIDE, Shape
+from configs.schema import MAX_SIDE, Config, Shape
 
 
 def to_image_size(text: str | list) -> int | str:
@@ -12,3 +12,9 @@ def to_image_size(text: str | list) -> int | str:
     if len(numbers) > 2 or not all(1 <= number <= MAX_SIDE for number in numbers):
         raise ValueError("not one or two lengths")
     return Shape(numbers[0], numbers[-1]).size
+
+
+def crop_ratio_of(config: Config) -> tuple[float, ...]:
+    """Return the default of DATA.CROP_RATIO, times the width / height of the images, which would else be stretched."""
+    shape = config.DATA.shape
+    return tuple(limit * shape.width / shape.height for limit in config.DATA.CROP_RATIO)

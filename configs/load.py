@@ -181,8 +181,9 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Choose the kind of data by the ending of a typed path, unless it is typed too.
 
-    Fit mean and deviation to the number
-    of channels. Choose loss and metric by the task, unless they are set."""
+    Fit mean and deviation to the number of channels, and the ratio of crops to the shape of the images. Choose loss and
+    metric by the task, unless they are set.
+    """
     of_file = dataset_of_file(values["DATA.DATA_PATH"])
     if of_file and is_typed("DATA.DATA_PATH", origins) and not is_typed("DATA.DATASET", origins):
         values["DATA.DATASET"], origins["DATA.DATASET"] = of_file, "by the ending of DATA.DATA_PATH"
@@ -192,7 +193,12 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
         is_free = values[key] == SETTINGS[key].default or (is_native and not is_typed(key, origins))
         if is_free and len(values[key]) != channels:
             values[key] = values[key][:1] * channels
-    task = build(values).task
+    config = build(values)
+    if config.DATA.shape.height != config.DATA.shape.width and origins["DATA.CROP_RATIO"] == "default":
+        from configs.image_size import crop_ratio_of
+
+        values["DATA.CROP_RATIO"], origins["DATA.CROP_RATIO"] = crop_ratio_of(config), "because of DATA.IMAGE_SIZE"
+    task = config.task
     for key, value in (("TRAIN.LOSS", task.losses[0]), ("TRAIN.BEST_METRIC", task.metrics[0])):
         if origins[key] == "default" and values[key] != value:
             values[key], origins[key] = value, f"because of {task.reason}"

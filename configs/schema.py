@@ -265,7 +265,7 @@ class Data:
     CROP_SCALE: tuple[float, ...] = setting((0.08, 1.0), bounds=(0.0001, 1.0), form=MIN_MAX, role=RECIPE, help=
         "Area of a random training crop as a fraction of the image: min, max.")
     CROP_RATIO: tuple[float, ...] = setting((3 / 4, 4 / 3), bounds=(0.01, 100.0), form=MIN_MAX, role=RECIPE, help=
-        "Aspect ratio (width / height) of a random training crop: min, max.")
+        "Aspect ratio (width / height) of a random training crop: min, max. Not set: the default x that of IMAGE_SIZE.")
     HFLIP: float = setting(0.5, bounds=(0.0, 1.0), role=RECIPE, help=
         "Probability of a horizontal flip of a training image.")
     VFLIP: float = setting(0.0, bounds=(0.0, 1.0), role=RECIPE, help=

@@ -192,7 +192,7 @@ def with_largest_images(config: Config) -> Config:
     """Return settings with which all training images have the largest size."""
     if not config.TRAIN.SIZE_SCHEDULE:
         return config
-    return config.changed("TRAIN", SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
+    return config.changed("TRAIN", SIZE_SCHEDULE=(f"0:{max(config.train_shapes.values()).width}",))
 
 
 class StepTrial:

@@ -31,12 +31,9 @@ def check_shape(sides: np.ndarray, config: Config) -> Finding | None:
     if shares[word] < MOST or elongation <= FAR_FROM_SQUARE or max(change, 1 / change) <= SAME_SHAPE:
         return None
     fitting = fitting_shape(ratio, config)
-    options = f"-image_size {fitting.size}"
-    if config.DATA.TRAIN_CROP == "rrc":
-        limits = (limit * fitting.width / fitting.height for limit in Data.CROP_RATIO)
-        options += f" -opts DATA.CROP_RATIO=[{','.join(f'{limit:.3g}' for limit in limits)}]"
     text = f"{shares[word]:.0%} of the images are {word}, at the median {ratio:.2g} times as wide as high"
-    remedy = f'{options} shows nearly whole images to the model ({page("docs/data.md")}, "Images that are not square")'
+    where = f'{page("docs/data.md")}, "Images that are not square"'
+    remedy = f"-image_size {fitting.size} shows nearly whole images to the model ({where})"
     return Finding("shape", f"{text}; {describe_loss(sides, config.DATA)}", WARN, remedy)
 
 

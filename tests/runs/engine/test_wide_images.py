@@ -14,7 +14,7 @@ from tests.support.runs import epochs_of, status_of, typed
 pytestmark = pytest.mark.slow
 WIDE = """
 DATA: {DATASET: imagefolder, DATA_PATH: PHOTOS, IMAGE_SIZE: 32x64, BATCH_SIZE: 8, NUM_WORKERS: 0, CROP_SCALE: [0.8, 1],
-       CROP_RATIO: [1.5, 2.7], HFLIP: 0, VAL_FRACTION: 0.25}
+       HFLIP: 0, VAL_FRACTION: 0.25}
 MODEL: {TYPE: vit, PATCH_SIZE: 8, EMBED_DIM: 16, DEPTH: 1, NUM_HEADS: 2}
 TRAIN: {NUM_EPOCHS: 8, WARMUP_EPOCHS: 0, BASE_LR: 1e-2, CUTMIX_ALPHA: 1, RANDOM_ERASE_PROB: 0.3, AUTO_AUGMENT: rand-m5}
 TRACK: []

@@ -45,3 +45,13 @@ def test_size_that_is_no_shape_is_refused(text):
 def test_schedule_of_squares_is_refused_with_another_shape():
     with refused(ConfigError, "TRAIN.SIZE_SCHEDULE", "DATA.IMAGE_SIZE, 16x32"):
         config_with("-image_size", "16x32", "-opts", "TRAIN.SIZE_SCHEDULE=0:16")
+
+
+def test_crops_of_training_images_follow_the_shape_unless_set():
+    def ratio_with(*words: str) -> tuple[float, ...]:
+        return load(parse(["-cfg", "finetune", *words])).config.DATA.CROP_RATIO
+
+    assert ratio_with("-image_size", "32") == (3 / 4, 4 / 3)
+    assert ratio_with("-image_size", "16x64") == pytest.approx((3, 16 / 3))
+    assert ratio_with("-image_size", "64x16") == pytest.approx((3 / 16, 1 / 3))
+    assert ratio_with("-image_size", "16x64", "-opts", "DATA.CROP_RATIO=[0.5,2]") == (0.5, 2)

@@ -155,7 +155,7 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
         prepare=prepare,
         ema=ema,
         counters=Counters(process.device, has_classes=config.task.has_classes),
-        clock=make_clock(config, process),
+        clock=Clock.on(process.device, is_traced=process.is_first and config.START.PROFILE is not None),
     )
 
 
@@ -166,12 +166,3 @@ def computing_model(model: nn.Module, precision: Precision) -> ComputingModel:
     from engine.half_copy import HalfCopy
 
     return HalfCopy(model, precision.half)
-
-
-def make_clock(config: Config, process: Process) -> Clock:
-    """Return the clock of the updates. With -profile it also names their phases in the trace."""
-    if not (config.START.PROFILE and process.is_first):
-        return Clock.on(process.device)
-    from torch.profiler import record_function
-
-    return Clock.on(process.device, record_function)

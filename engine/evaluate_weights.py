@@ -4,7 +4,6 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import BadImages, EvalData
@@ -85,24 +84,11 @@ def complete_best(
 
     def evaluate_best() -> ClassResults:
         if by_folds is None:
+            from engine.evaluate_saved import evaluate_saved
+
             return evaluate_saved(session.path / BEST, trainer, data, bad_images)
         (evaluation,) = by_folds().values()
         return evaluation.images.gather(trainer.process)
 
     if trainer.best.num_images:
         results.complete(evaluate_best, lambda: bool(stop.number))
-
-
-def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ClassResults:
-    """Evaluate best.pth again.
-
-    Its better weights replace those of the trainer's model, so the training must be over.
-    """
-    from engine.checkpoint.find import read_checkpoint
-
-    suffix = trainer.best.suffix
-    key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
-    state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
-    trainer.parallel.load(model, state[key])
-    (evaluation,) = evaluate([model], data, trainer.inference, bad_images, trainer.task.tally)
-    return evaluation.images.gather(trainer.process)

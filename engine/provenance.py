@@ -8,9 +8,9 @@ from typing import Any
 
 from configs.schema import DATA, MODEL, RECIPE, Config
 from configs.values import SETTINGS, flatten, of_role
+from utils.changed_facts import changed_facts
 from utils.distributed import Process
 from utils.errors import AlreadyReportedError, ConfigError
-from utils.runs import changed_facts
 from utils.text import first_of, format_ranks
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from engine.evaluation.scores import format_value
 from engine.plan import Plan, TrainPlan
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names, usual_images
-from utils.runs import changed_facts
+from utils.changed_facts import changed_facts
 from utils.text import counted, first_of, warning
 
 

@@ -105,20 +105,19 @@ def translate(words: list[str]) -> Translation:
 
 def converted(name: str, value: Any) -> Any:
     """Return the setting's value for train.py's value of an argument in CONVERTED. None: not set."""
-    match name:
-        case "validation-batch-size" | "train-interpolation" | "recovery-interval":
-            return value or None
-        case "device":
-            return "auto" if value == "cuda" else value
-        case "log-wandb":
-            return ["tensorboard", "wandb"] if value else None
-        case "model-ema-warmup":
-            return "timm" if value else False
-        case "grad-accum-steps":
-            return max(1, value)
-        case "aug-repeats":
-            repeats = value or 1
-            return int(repeats) if repeats % 1 == 0 else repeats
+    if name in ("validation-batch-size", "train-interpolation", "recovery-interval"):
+        return value or None
+    if name == "device":
+        return "auto" if value == "cuda" else value
+    if name == "log-wandb":
+        return ["tensorboard", "wandb"] if value else None
+    if name == "model-ema-warmup":
+        return "timm" if value else False
+    if name == "grad-accum-steps":
+        return max(1, value)
+    if name == "aug-repeats":
+        repeats = value or 1
+        return int(repeats) if repeats % 1 == 0 else repeats
     return value
 
 

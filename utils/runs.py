@@ -2,12 +2,11 @@
 
 import contextlib
 import fcntl
-import itertools
 import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,26 +144,3 @@ SIZES = "sizes of the "  # prefix of facts whose value is a list of file sizes, 
 OF_A_PART = "names of the {} images", "labels of the {} images", f"{SIZES}{{}} files"
 NUMBERS = {f"{part} images": [fact.format(part) for fact in OF_A_PART] for part in ("training", "validation")}
 FACTS_OF_IMAGES = [fact for facts in NUMBERS.values() for fact in facts]
-
-
-def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return {fact: both values in words} for the facts that differ between two records.
-
-    A fact in only one of the records is not compared. If the number of training images differs, only this number
-    is returned, because it changes all digests of training images. The same holds for validation images.
-    """
-    changes = {key: _describe(key, then[key], now[key]) for key in now if key in then and then[key] != now[key]}
-    follow = {fact for number in NUMBERS.keys() & changes.keys() for fact in NUMBERS[number]}
-    return {key: values for key, values in changes.items() if values and key not in follow}
-
-
-def _describe(key: str, then: Any, now: Any) -> str:
-    """Return both values in words, or '' for two lists of file sizes that are mostly equal.
-
-    A few files may have been repaired or replaced. If most sizes differ, the data are different under the same names.
-    """
-    if not key.startswith(SIZES):
-        return f"{then} -> {now}"
-    pairs = list(itertools.zip_longest(str(then).split(), str(now).split()))
-    number = sum(one != other for one, other in pairs)
-    return f"{number} of {len(pairs)} differ" if 2 * number > len(pairs) else ""

@@ -13,8 +13,9 @@ from datasets.split import DRAWN, FOLDS, columns_of, divide, split
 from datasets.split.by_hash import CLASS_FOLDERS, with_class_folders
 from datasets.split.listed import PARTS, keep_listed, read_split, split_table
 from datasets.types import SavedData
+from utils.changed_facts import changed_facts
 from utils.errors import ConfigError
-from utils.runs import SIZES, changed_facts
+from utils.runs import SIZES
 from utils.text import warning
 
 AS_LISTED = (

@@ -13,8 +13,9 @@ from datasets.fingerprint import CLASSES
 from datasets.order import Order
 from datasets.split.listed import describe_changed_images
 from engine.checkpoint.resume import TRAINED_ON, comparable
+from utils.changed_facts import changed_facts
 from utils.errors import ConfigError
-from utils.runs import NUMBERS, changed_facts
+from utils.runs import NUMBERS
 from utils.text import counted, first_of
 
 

@@ -13,7 +13,6 @@ from datasets.order import Order
 from datasets.transforms import REVISION
 from utils.errors import ConfigError
 from utils.log import Log
-from utils.runs import changed_facts
 
 TRAINED_ON = "trained_on"  # the key in a checkpoint for facts about the training data
 OVERLAP = "overlap"  # the key in a checkpoint for the comparison of validation and training images
@@ -53,9 +52,9 @@ def bad_images_of(saved: dict, num_images: int, facts: Mapping[str, Any] = Mappi
 
     `facts` are the facts of the current data.
     """
-    is_same = saved.get("config", {}).get("NUM_IMAGES") == num_images
-    known = saved.get("bad_images", []) if is_same and not changed_facts(saved.get(TRAINED_ON, {}), facts) else []
-    return [each for each in known if each in range(num_images)]
+    if saved.get("config", {}).get("NUM_IMAGES") != num_images or has_other_images(saved, facts):
+        return []
+    return [index for index in saved.get("bad_images", []) if index in range(num_images)]
 
 
 def overlap_of(saved: dict, facts: Mapping[str, Any]) -> dict:
@@ -63,7 +62,13 @@ def overlap_of(saved: dict, facts: Mapping[str, Any]) -> dict:
 
     `facts` are the facts of the current data. datasets/overlap.py describes the state.
     """
-    return {} if changed_facts(saved.get(TRAINED_ON, {}), facts) else saved.get(OVERLAP, {})
+    return {} if not saved or has_other_images(saved, facts) else saved.get(OVERLAP, {})
+
+
+def has_other_images(saved: dict, facts: Mapping[str, Any]) -> bool:
+    from utils.changed_facts import changed_facts
+
+    return bool(changed_facts(saved.get(TRAINED_ON, {}), facts))
 
 
 def global_batch_to_keep(config: Config, saved: dict) -> int | None:

@@ -23,8 +23,9 @@ from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
 from engine.tasks.class_tables import GROUP
 from engine.tasks.number_figures import PREDICTED, shares_of_images
+from utils.changed_facts import changed_facts
 from utils.errors import ConfigError
-from utils.runs import FACTS_OF_IMAGES, NUMBERS, SIZES, Identity, changed_facts, folder_of
+from utils.runs import FACTS_OF_IMAGES, NUMBERS, SIZES, Identity, folder_of
 from utils.text import first_of, one_line
 
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group

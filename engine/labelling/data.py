@@ -24,9 +24,10 @@ from engine.features.embedder import Embedder
 from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
 from models.weights.files import read_record
+from utils.changed_facts import changed_facts
 from utils.commands import command
 from utils.errors import ConfigError, DataError
-from utils.runs import changed_facts, weights_in
+from utils.runs import weights_in
 from utils.text import csv_cell, first_of
 
 PARTS = ("training", "validation")

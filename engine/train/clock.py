@@ -69,9 +69,10 @@ class Clock:
         self._epoch: Counter[str] = Counter()  # in a resumed epoch, only since the resume
 
     @classmethod
-    def on(cls, device: torch.device, label: Callable[[str], AbstractContextManager] = nullcontext) -> "Clock":
-        has_queue = device.type in ("cuda", "xpu")
-        return cls(device, DeviceTime(device) if has_queue else HostTime(), label)
+    def on(cls, device: torch.device, is_traced: bool = False) -> "Clock":
+        """Return a clock for this device. `is_traced`: whether the profiler shows the phases (-profile)."""
+        times = DeviceTime(device) if device.type in ("cuda", "xpu") else HostTime()
+        return cls(device, times, torch.profiler.record_function) if is_traced else cls(device, times)
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:

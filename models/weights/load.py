@@ -29,9 +29,9 @@ from models.weights.metadata import (
     timm_name,
 )
 from models.weights.state import Weights
+from utils.changed_facts import changed_facts
 from utils.errors import ConfigError, naming_damage
 from utils.files import short_name
-from utils.runs import changed_facts
 from utils.text import counted, first_of
 from utils.torch_internals import import_timm
 

@@ -79,7 +79,7 @@ def long_run(small_yaml, tmp_path, request) -> Run:
     forks = {"environment": {MARK: str(tmp_path)}, "faults": {"start_python_as_forks": []}}
     forks["faults"] |= getattr(request, "param", {})
     started = Run("main_multi_gpu.py", *flags, "-opts", "SAVE_STEPS=1", **forks)
-    wait_until(lambda: list((tmp_path / "o").glob("*/last.pth")))
+    wait_until(lambda: list((tmp_path / "o").glob("*/last.pth")), runs=[started])
     assert len(find_processes(tmp_path)) == 2
     return started
 

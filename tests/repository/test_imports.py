@@ -28,7 +28,7 @@ RARE = tuple(
     configs.image_size datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     engine.export.native_photo configs.rare_checks
     engine.tasks.numbers engine.train.number_loss
-    engine.half_copy engine.rollback engine.train.adaptive_clipping engine.train.fused_loss_scale
+    engine.half_copy engine.rollback engine.evaluate_saved engine.train.adaptive_clipping engine.train.fused_loss_scale
     datasets.targets.label_sets datasets.targets.numbers
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
@@ -135,8 +135,9 @@ PACKAGES = {
         "train.computing half_copy precision evaluation infer train confidence.temperature features.linear tasks "
         "checkpoint confidence record settings_of_weights own_photos settings predict session provenance memory "
         "first_passes plan eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare "
-        "build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list best_scores saves "
-        "features.saved labelling features.start folds resumed ending rollback stages check run __init__"
+        "build batch_size doctor eval_run evaluate_saved evaluate_weights features short_trial choice callback_list "
+        "best_scores saves features.saved labelling features.start folds resumed ending rollback stages check run "
+        "__init__"
     ).split(),
 }
 

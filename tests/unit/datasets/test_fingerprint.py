@@ -6,7 +6,7 @@ from datasets.fingerprint import data_facts, validation_facts
 from datasets.types import SavedData
 from tests.support.image_sets import load, make_folders, make_list, noise, settings, shades
 from tests.support.opened import open_sets
-from utils.runs import changed_facts
+from utils.changed_facts import changed_facts
 
 
 def facts_of_csv(root) -> dict:

@@ -1,6 +1,7 @@
 """A run that skips updates calls the doctor itself, and ends with exit code 3 and the finding of a replay."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -186,8 +187,7 @@ def test_streak_of_skips_after_rollback_is_diagnosed_again(tmp_path, monkeypatch
     )
     doctor = Doctor(config, tmp_path, Lines(), {})
     trainer = make_trainer(config, callbacks=[doctor])
-    report = train(trainer)
-    report.skips_in_a_row = 10
+    report = replace(train(trainer), skips_in_a_row=10)
     doctor.on_report(trainer, report)
     doctor.on_report(trainer, report)
     assert len(found) == 1 and doctor.get_advice()

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from engine.train.clock import Clock
 from engine.train.profiler import Profiler
-from tests.support.configs import small_config
+from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import last_sentence, run_folder, typed
@@ -54,10 +55,9 @@ def test_run_that_ends_early_saves_partial_trace_or_reports_missing_trace(tmp_pa
     profiler = Profiler(100, path, said.append)
     if num_traced:
         path.write_text("of an earlier start")
-    update(
-        make_trainer(small_config(tmp_path, f"DATA.BATCH_SIZE={batch_size}"), callbacks=[profiler]),
-        360 // batch_size,
-    )
+    trainer = make_trainer(small_config(tmp_path, f"DATA.BATCH_SIZE={batch_size}"), callbacks=[profiler])
+    trainer.clock = Clock.on(CPU, is_traced=True)
+    update(trainer, 360 // batch_size)
     profiler.close()
     assert_names(*said, *([path] if num_traced else ["PROFILE", "update 7"]))
     assert path.exists() is bool(num_traced)

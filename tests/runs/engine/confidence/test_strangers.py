@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from sklearn.covariance import LedoitWolf
 from torch.nn import functional
 
@@ -230,19 +229,11 @@ def scores(model, images, file) -> np.ndarray:
     return np.array([each["known"] for each in json.loads(file.read_text())["images"]])
 
 
-def noise(folder) -> list:
-    rng, paths = np.random.default_rng(0), [folder / f"{number}.png" for number in range(20)]
-    for path in paths:
-        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
-    return paths
-
-
-def test_noise_does_not_fit_and_digits_do(calibrated, digits, tmp_path):
-    strange = scores(calibrated, noise(tmp_path), tmp_path / "x.json") < 0
-    # At most 0.1 of the digits below are strange. The training, and with it the share, depends on the processor.
+def test_noise_does_not_fit_and_digits_do(unmoved, digits, noise, tmp_path):
+    strange = scores(unmoved, noise, tmp_path / "x.json") < 0
     assert strange.mean() > 0.5
-    assert (scores(calibrated, [digits / "4", digits / "7"], tmp_path / "y.json") >= 0).mean() > 0.9
-    ended = typed("scripts/predict.py", calibrated, *noise(tmp_path), "-unknown", 0.9).done()
+    assert (scores(unmoved, [digits / str(number) for number in range(10)], tmp_path / "y.json") >= 0).all()
+    ended = typed("scripts/predict.py", unmoved, *noise, "-unknown", 0.9).done()
     assert (np.array([line.endswith("unknown") for line in ended.stdout.splitlines()]) >= strange).all()
 
 
@@ -268,14 +259,11 @@ def test_processes_that_share_the_model_fit_the_statistics_of_one(small_yaml, di
     assert (scores(folder, [digits / "4", digits / "7"], tmp_path / "x.json") >= 0).mean() > 0.8
 
 
-def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutions, digits, tmp_path):
-    rising = ["TRAIN.WARMUP_START_LR=3e-3", "TRAIN.BASE_LR=1", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.GRAD_CLIP=null"]
-    rising.append("TRAIN.BEST_EPOCH=highest")
-    words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "3", "-batch_size", "16", "-opts", *rising]
-    typed("main_single_gpu.py", *words, faults=QUICK).done()
-    folder = run_folder(tmp_path)
-    assert read_torch(folder / "best.pth")["epoch"] < read_torch(folder / "last.pth")["epoch"] == 2
-    assert (scores(folder, [digits / str(number) for number in range(10)], tmp_path / "x.json") >= 0).mean() > 0.9
+def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(unmoved, digits, tmp_path):
+    best, last = (read_torch(unmoved / name) for name in ("best.pth", "last.pth"))
+    assert best["epoch"] < last["epoch"] == 1
+    assert state_hash(best["calibration"]) == state_hash(last["calibration"])
+    assert (scores(unmoved, [digits / str(number) for number in range(10)], tmp_path / "x.json") >= 0).mean() > 0.9
 
 
 def test_statistics_are_those_of_a_layer_after_the_middle():

@@ -1,4 +1,3 @@
-"""Fixtures: settings whose runs begin with weights of a file, and the digits as files."""
+"""Fixtures: settings whose runs begin with weights of a file."""
 
-from tests.commands.conftest import digits as digit_files  # noqa: F401
 from tests.runs.engine.confidence.conftest import convolutions  # noqa: F401

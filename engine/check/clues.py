@@ -29,21 +29,23 @@ def check_clues(image_set: ImageSet, indices: np.ndarray, sides: np.ndarray) -> 
     `indices`: of images that can be read; `sides`: int [N, 2], the height and width of each.
     """
     chosen = np.linspace(0, len(indices) - 1, min(MOST_IMAGES, len(indices))).astype(np.int64)
-    indices, sides, title = indices[chosen], sides[chosen], "without pictures"
+    indices, sides = indices[chosen], sides[chosen]
     targets = np.asarray(image_set.targets)[indices]
     if len(indices) < FEWEST_IMAGES or len(np.unique(targets)) < 2:
-        return Finding(title, f"too few images or classes to tell; {FEWEST_IMAGES} images are needed")
+        return Finding("without pictures", f"too few images or classes to tell; {FEWEST_IMAGES} images are needed")
     facts = facts_of_sides(sides) | facts_of_files(image_set, indices)
     base = float(np.mean(largest_class(targets)))
     shares = {name: share for name, values in facts.items() if (share := share_predicted(values, targets)) is not None}
     if not shares:
-        return Finding(title, f"{', '.join(facts)}: none predicts the class")
+        return Finding("without pictures", f"{', '.join(facts)}: none predicts the class")
     parts = ", ".join(f"from the {name} alone for {share:.0%}" for name, share in most_first(shares))
     text = (
         f"the class follows {parts} of the images (always the largest class: {base:.0%}); a model may learn this "
         "instead of the picture"
     )
-    return Finding(title, text, WARN, "give all classes photos of the same origin, or judge the model on such photos")
+    return Finding(
+        "without pictures", text, WARN, "give all classes photos of the same origin, or judge the model on such photos"
+    )
 
 
 def most_first(shares: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -248,9 +248,9 @@ def takes(key: str, value: str) -> bool:
 
 def titles_of_check() -> set[str]:
     """Return the titles of the rows that the code of -check can print."""
-    found, files = set(), ("check/__init__.py", "check/images.py", "check/shapes.py", "plan.py", "plan_lines.py")
-    for file in (*files, "quick_checks.py"):
-        tree = ast.parse(text_of(f"engine/{file}"))
+    found, files = set(), [ROOT / "engine" / name for name in ("plan.py", "plan_lines.py", "quick_checks.py")]
+    for file in (*files, *(ROOT / "engine/check").glob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
         functions = [each for each in ast.walk(tree) if getattr(each, "name", "") in ("refusals", "notes_on")]
         loops = [each for each in ast.walk(tree) if isinstance(each, ast.For) and isinstance(each.target, ast.Tuple)]
         for node in ast.walk(tree):

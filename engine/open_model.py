@@ -54,7 +54,8 @@ class SavedModel:
         model = build_model(config, config.MODEL.NUM_CLASSES or len(self.classes))
         if not (needs_classes or outputs_in(self.weights, model)):
             model.reset_classifier(0)
-        fitted = fit_image_size(model, self.weights, [], self.config.DATA.shape, sized(config, model.num_classes))
+        shape = self.config.DATA.shape if "data" in self.facts else None
+        fitted = fit_image_size(model, self.weights, [], shape, sized(config, model.num_classes))
         load_exactly(model, fitted, self.path)
         return model
 

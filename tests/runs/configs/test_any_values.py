@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from configs.flags import FLAGS, parse
 from configs.load import merge, to_yaml
-from configs.schema import Config
+from configs.schema import SIZE, Config, Shape
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
@@ -47,7 +47,10 @@ def members_of(setting: Setting, text: st.SearchStrategy[str]) -> st.SearchStrat
     if setting.choices:
         return st.sampled_from(setting.choices)
     low, high = setting.bounds or (None, None)
-    step = 2 if setting.form else 1  # the only number with a form must be even
+    if setting.form is SIZE:
+        sides = st.integers(low, high)
+        return sides | st.tuples(sides, sides).map(lambda pair: Shape(*pair).size)
+    step = 2 if setting.form else 1  # the only other number with a form must be even
     kinds = {
         int: lambda: st.integers(low // step, high // step).map(lambda number: number * step),
         float: lambda: st.floats(low, high, allow_nan=False, allow_infinity=False),

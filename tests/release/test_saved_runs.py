@@ -30,4 +30,4 @@ def test_saved_run_resumes_with_the_losses_of_its_release(expected: Path, tmp_pa
     assert after["steps"] == pytest.approx(before["steps"], rel=TOLERANCE)
     assert after["eval_loss"] == pytest.approx(before["eval_loss"], rel=TOLERANCE)
     run(program_of(1), "-eval", "-pretrained", str(folder), "-output", "output", cwd=tmp_path).done()
-    typed("scripts/compare.py", folder, folder).done()
+    typed("scripts/compare.py", saved, folder).done()

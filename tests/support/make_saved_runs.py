@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support import native_images
+from tests.support import native_images, several_labels
 from tests.support.forks import ROOT, end_server
 from tests.support.number_rows import write_digits
 from tests.support.runs import Run, epochs_of, rows_of, run, run_folder
@@ -27,6 +27,8 @@ KINDS = {
     "ddp": ("synthetic.yaml", 2, 6, "-opts DATA.BATCH_SIZE=4 TRAIN.OPTIMIZER.NAME=lamb"),
     "folds": ("digits.yaml", 1, 26, "-opts DATA.FOLD=1/5 TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.MIXUP_ALPHA=0"),
     "lora": ("digits.yaml", 1, 26, "-opts MODEL.LORA.RANK=2"),
+    "shape": ("digits.yaml", 1, 26, "-image_size 8x12"),
+    "labels": ("labels.yaml", 1, 10, ""),
     "numbers": ("numbers.yaml", 1, 10, ""),
     "native": ("native.yaml", 1, 10, ""),
 }
@@ -39,8 +41,10 @@ def program_of(processes: int) -> str:
 
 def write_data(folder: Path) -> None:
     """Write the images of the runs that read files into the current folder of these runs."""
-    (folder / "numbers").mkdir()
+    for name in ("numbers", "labels"):
+        (folder / name).mkdir()
     write_digits(folder / "numbers", 300, missing=range(0, 300, 5))
+    several_labels.write_digits(folder / "labels", 300)
     native_images.draw(folder / "native", 64, 32, size=(16, 16))
 
 

@@ -95,7 +95,12 @@ def find_distillation(plan: StepPlan, log: Log) -> "Distillation | None":
 
 
 def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -> Trainer:
-    """Build a trainer at step 0. The model is on its device, except with fsdp2, where Parallel.place moves it."""
+    """Build a trainer at step 0. The model is on its device, except with fsdp2, where Parallel.place moves it.
+
+    The order matters. Transforms exchange modules, so the average is copied after them. FSDP shards model and average
+    before the average chooses the tensors that it follows. DDP wraps the compiled model. The optimizer gets the weights
+    that this process has in the end.
+    """
     config, process, precision, task = plan.config, plan.process, plan.precision, find_task(plan.config)
     if distillation := find_distillation(plan, log):
         distillation.change_model(model)

@@ -19,7 +19,10 @@ from utils.text import counted, warning
 
 
 def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
-    """Load the state of a run. From another program's file, take only the epoch; make_model has loaded the weights."""
+    """Load the state of a run. From another program's file, take only the epoch (-last_epoch).
+
+    make_model has loaded the weights.
+    """
     config, path, state = plan.config, plan.inputs.checkpoint, plan.inputs.saved
     if not is_run(state):
         trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1

@@ -171,11 +171,11 @@ class TrainData:
         self.steps_per_epoch, self.global_batch = order.steps_per_epoch, order.global_batch
         self._load = load
 
-    def windows(self, first_step: int, last_step: int, skipped: Collection[range] = ()) -> Iterator[Window]:
-        """Yield the windows of steps first_step to last_step - 1. The images of skipped steps are not read."""
+    def windows(self, first_step: int, last_step: int, left_out: Collection[range] = ()) -> Iterator[Window]:
+        """Yield the windows of steps first_step to last_step - 1. Images of steps left out are not read."""
 
         def steps() -> Iterator[int]:
-            return (step for step in range(first_step, last_step) if not any(step in each for each in skipped))
+            return (step for step in range(first_step, last_step) if not any(step in each for each in left_out))
 
         share = Share(self.order, self._local_ranks, last_step)
 

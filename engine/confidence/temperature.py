@@ -146,7 +146,7 @@ def reliability(measured: Measured) -> list[list[Any]]:
 
 
 def expected_error(bins: list[list[Any]]) -> float:
-    """Return the expected calibration error: the mean gap between confidence and share right, weighted by bin count."""
+    """Return the expected calibration error (ECE): the mean gap between confidence and share right, by bin count."""
     total = sum(count for _, _, count in bins)
     return sum(abs(confidence - share) * count for confidence, share, count in bins) / total
 

@@ -32,14 +32,14 @@ class Doctor(Callback):
         """Return the finding and the remedy, or an empty string if nothing was examined."""
         return self._advice or ""
 
-    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, weight: float) -> None:
         if trainer.step != self.step:
             self.step, self.batches = trainer.step, []
         if trainer.data.order.num_accumulated > 1:  # so that the device holds one micro-batch, and not a whole update
             host = torch.device("cpu")
             images, targets = (tensor.to(host, non_blocking=True) for tensor in (batch.images, batch.targets))
             batch = batch._replace(images=images, targets=targets)
-        self.batches.append((batch, share))
+        self.batches.append((batch, weight))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         enough = min(self.SKIPS, self._config.PRECISION.MAX_CONSECUTIVE_SKIPS)

@@ -210,12 +210,12 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
     overrides = OpOverrides(tuple(floats), (), case.precision.device.type, case.precision.half)
     overrides.apply(model)
     with unchanged_buffers(model):
-        for batch, share in case.batches:
+        for batch, weight in case.batches:
             images, targets = case.prepare(batch)  # one after the other, as in training, so that the device holds one
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.record_forward():
                 logits = model(images)
             if trace.first_forward is None:  # after an overflow in the forward, gradients are useless
-                (case.loss(logits, targets) * (share * scale)).backward()
+                (case.loss(logits, targets) * (weight * scale)).backward()
     overrides.revert(model)
     model.zero_grad(set_to_none=True)
     return trace

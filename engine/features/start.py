@@ -73,8 +73,10 @@ def keep_start(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_imag
     if text := trainer.process.first(lambda: describe_doubts(judged, plan.num_classes)):
         saves.log.say(f"labels: {text}; after the run: {command('labels', saves.folder)}")
     if scores:
-        model = "classifier" if plan.config.task.has_classes else "model"
-        note_start(saves, scores, seconds, f", by a linear {model} of the pretrained features")
+        by_model = ", by a linear model of the pretrained features"
+        if plan.config.task.has_classes:
+            by_model = ", by a linear classifier of the pretrained features"
+        note_start(saves, scores, seconds, by_model)
     saves.save(metric=scores and scores.value, extra_names=[BEST])
 
 

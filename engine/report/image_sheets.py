@@ -157,7 +157,7 @@ class TrainBatch(Callback):
         self._batch: Batch | None = None
         self._is_taken = False
 
-    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, weight: float) -> None:
         if trainer.step == 0 and not self._is_taken:
             part = batch.parts(NUM_SHOWN)[0]
             # Copies: a device may reuse the memory of a batch once the update has read it.

@@ -26,8 +26,8 @@ class Callback:
     def before_update(self, trainer: Trainer) -> None:
         """Called before each update, or before it is left out. The report of the previous update is complete."""
 
-    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
-        """Called after the backward pass of a micro-batch. `share` is the factor by which its loss was multiplied."""
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, weight: float) -> None:
+        """Called after the backward pass of a micro-batch. `weight` is the factor by which its loss was multiplied."""
 
     def on_update(self, trainer: Trainer) -> None:
         """Called after each update, done or skipped. `trainer.step` already includes it."""

@@ -85,7 +85,7 @@ class BadImageLimit(Callback):
     def __init__(self, bad_images: BadImages):
         self.bad_images = bad_images
 
-    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, weight: float) -> None:
         self.bad_images.note(batch.bad)
 
     def on_report(self, trainer: Trainer, report: Report) -> None:

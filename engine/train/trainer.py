@@ -114,12 +114,12 @@ class Trainer:
                     loss = self.loss(logits, targets)
                 # Weight each micro-batch by its size, so the gradient is the mean over all images of the update, with
                 # any number of micro-batches and processes. world_size undoes the averaging of DDP and FSDP.
-                share = batch.num_samples * self.process.world_size / window.num_samples
+                weight = batch.num_samples * self.process.world_size / window.num_samples
                 with clock("backward"):
                     if is_last and self.process.world_size > 1:
                         clock.mark_communication(loss)
-                    self.precision.scaler.scale(loss * share).backward()
-            self.notify("on_micro_batch", batch, share)
+                    self.precision.scaler.scale(loss * weight).backward()
+            self.notify("on_micro_batch", batch, weight)
             with torch.no_grad():
                 correct = self.task.are_right(logits, targets).to(loss.dtype).mean()
                 sums += batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))

@@ -237,7 +237,7 @@ class MicroBatches(Callback):
     def __init__(self):
         self.count = 0
 
-    def on_micro_batch(self, trainer, batch, share) -> None:
+    def on_micro_batch(self, trainer, batch, weight) -> None:
         self.count += 1
 
 

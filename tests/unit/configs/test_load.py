@@ -139,7 +139,7 @@ def test_empty_name_or_path_in_a_settings_file_is_refused(given):
 
 
 def test_empty_name_is_accepted_for_a_new_run():
-    assert load_text("NAME: ''").config.START.NAME == ""
+    assert load_text("NAME: ''").config.NAME == ""
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "digits"])

@@ -30,24 +30,24 @@ STARTED = "HALFSTEP_STARTED"
 
 def main(arguments: list[str]) -> int:
     loaded = load_once(arguments)  # the launcher also loads the settings, to report a mistake at once
-    config, start = loaded.config, loaded.config.START
-    launched = find_launched_rank(os.environ, start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
+    config, dist = loaded.config, loaded.config.DIST
+    launched = find_launched_rank(os.environ, dist.URL, dist.WORLD_SIZE, dist.RANK, config.NGPUS)
     if launched is None:
         check_single_node(os.environ)
-        warn_of_few_cores(config.DEVICE, start.NGPUS)
-    if start.CHECK:
+        warn_of_few_cores(config.DEVICE, config.NGPUS)
+    if config.CHECK:
         return check_once(loaded, launched)
     from utils.distributed import Process
     from utils.host import find_devices
 
     if launched is None:
         os.environ[STARTED] = str(loaded.started)
-        return launch(__file__, arguments, start.NGPUS or find_devices(config.DEVICE)[1])
+        return launch(__file__, arguments, config.NGPUS or find_devices(config.DEVICE)[1])
     from engine.run import run
 
     if STARTED in os.environ:
         loaded = replace(loaded, started=float(os.environ[STARTED]))
-    return run(loaded, Process.start(config.DEVICE, launched, config.DIST.TIMEOUT))
+    return run(loaded, Process.start(config.DEVICE, launched, dist.TIMEOUT))
 
 
 def warn_of_few_cores(device: str, num_processes: int | None) -> None:
@@ -69,7 +69,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
     from utils.program import die_with_parent
 
     if launched is None:
-        return check(loaded, loaded.config.START.NGPUS)
+        return check(loaded, loaded.config.NGPUS)
     if launched.parent_is_launcher:
         die_with_parent()
     return check(loaded, max(launched.world_size, launched.max_world_size), launched.local_size or launched.world_size)

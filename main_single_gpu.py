@@ -20,14 +20,14 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(
             "-dist_url, -world_size and -rank: main_single_gpu.py runs one process; use main_multi_gpu.py"
         )
-    if (loaded.config.START.NGPUS or 1) > 1:
+    if (loaded.config.NGPUS or 1) > 1:
         refuse_several(loaded)
     return train(loaded)
 
 
 def refuse_several(loaded: LoadedConfig) -> None:
     """Refuse the flag -ngpus, or warn about NGPUS in a settings file, which several programs may use."""
-    origin, number = loaded.origins["NGPUS"], loaded.config.START.NGPUS
+    origin, number = loaded.origins["NGPUS"], loaded.config.NGPUS
     if is_typed("NGPUS", loaded.origins):
         raise ConfigError(
             f"NGPUS ({origin}) is {number}: main_single_gpu.py runs one process; "

@@ -107,7 +107,7 @@ def check_empty_values(c: Config, origins: Origins, refuse: Refuse) -> None:
             "{DATA.DATA_PATH} is empty, perhaps because a shell variable is not set; name a folder, or leave "
             "-data_path out"
         )
-    if origins["NAME"] != "default" and not c.START.NAME.strip() and c.START.RESUME == AUTO:
+    if origins["NAME"] != "default" and not c.NAME.strip() and c.MODEL.RESUME == AUTO:
         refuse(
             "{NAME} is empty, perhaps because a shell variable is not set; -resume auto would resume any run; name a "
             "run, or leave NAME out"
@@ -151,7 +151,7 @@ def check_step(c: Config, refuse: Refuse) -> None:
             "{TRAIN.MIXUP_OFF_EPOCH} names an epoch, but {TRAIN.BUDGET} chooses the number of epochs; leave one of "
             "them out"
         )
-    if train.DISTILLATION_TYPE != "none" and train.TEACHER_MODEL is None and not c.START.EVAL:
+    if train.DISTILLATION_TYPE != "none" and train.TEACHER_MODEL is None and not c.EVAL:
         refuse(
             "{TRAIN.TEACHER_MODEL} must name a timm model or a checkpoint, because of {TRAIN.DISTILLATION_TYPE} which "
             "learns from it"
@@ -166,7 +166,7 @@ def check_step(c: Config, refuse: Refuse) -> None:
             "{COMPILE} must be true, blocks or max-autotune-no-cudagraphs with {TRAIN.ACCUM_ITER} because CUDA graphs "
             "overwrite gradients of the previous micro-batch"
         )
-    if not {*c.START.ALLOW_CHANGED} <= {*CHANGEABLE}:
+    if not {*c.RESUME.ALLOW_CHANGED} <= {*CHANGEABLE}:
         refuse(f"{{RESUME.ALLOW_CHANGED}} must contain only names of settings, or {', '.join(NO_SETTINGS)}")
 
 
@@ -177,7 +177,7 @@ def check_data(c: Config, refuse: Refuse) -> None:
         refuse("{DATA.IMAGENET_MEAN} must have one number for each channel, as {DATA.IMAGE_CHANNELS} says")
     if len(data.IMAGENET_STD) != data.IMAGE_CHANNELS:
         refuse("{DATA.IMAGENET_STD} must have one number for each channel, as {DATA.IMAGE_CHANNELS} says")
-    if data.BATCH_SIZE != AUTO and data.BATCH_SIZE % 2 and c.TRAIN.mixes and not c.START.EVAL:
+    if data.BATCH_SIZE != AUTO and data.BATCH_SIZE % 2 and c.TRAIN.mixes and not c.EVAL:
         refuse("{DATA.BATCH_SIZE} must be even, because mixup or cutmix mixes images in pairs")
     if data.SAMPLER == "balanced" and data.DATASET in IN_THEIR_ORDER:
         refuse(

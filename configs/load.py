@@ -73,21 +73,23 @@ class Merged(NamedTuple):
     order: list[str]  # the origins of all layers, the lowest one first
 
 
-def load(
-    command_line: list[str] | CommandLine,
-    needs_file: bool = True,
-    beneath: Sequence[Layer] = (),
-    weights: Layer | None = None,
-) -> LoadedConfig:
-    """Load the settings for a command line: either its words without the program's name, or already parsed.
+def load(arguments: list[str], needs_file: bool = True) -> LoadedConfig:
+    """Load the settings for a command line, given without the program's name. Weights that it names are not read.
 
-    `needs_file`: whether -cfg is required. `beneath`: layers to use instead of the -cfg file. `weights`: the lowest
-    layer, with the settings that the pretrained weights imply.
+    `needs_file`: whether -cfg is required.
     """
-    if not isinstance(command_line, CommandLine):
-        command_line = parse(command_line)
-    files = _files(command_line.cfg, needs_file, beneath, weights)
-    layers, translated, check_model = translate_paddlevit(files, command_line.layers)
+    command_line = parse(arguments)
+    reads_file = command_line.cfg or needs_file
+    return resolve(command_line, read_layers(find_settings_file(command_line.cfg)) if reads_file else [])
+
+
+def resolve(command_line: CommandLine, files: Sequence[Layer], weights: Layer | None = None) -> LoadedConfig:
+    """Return the settings of these layers, of which each overrides the previous ones: weights, files, command line.
+
+    `weights`: the settings that the pretrained weights imply.
+    """
+    beneath = [*([weights] if weights else []), *files]
+    layers, translated, check_model = translate_paddlevit(beneath, command_line.layers)
     merged, notes = merge(layers)
     merged, lines = derive(merged)
     notes = [*translated, *notes, *lines]
@@ -126,14 +128,6 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
 
                 raise ConfigError(f"{layer.origin}: {why_no_setting(key, text)}")
     return Merged(values, origins, [layer.origin for layer in layers]), notes
-
-
-def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:
-    """Return the layers below the command line: first the weights' settings, then the files' settings."""
-    files = list(beneath)
-    if not beneath and (cfg or needs_file):
-        files = read_layers(find_settings_file(cfg))
-    return [*([weights] if weights else []), *files]
 
 
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:

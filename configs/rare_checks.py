@@ -26,7 +26,7 @@ def check_labels(c: Config, refuse: Refuse) -> None:
             "{DATA.SAMPLER} must be shuffle with {LABELS} because the classes of one image cannot be balanced "
             "separately"
         )
-    if c.TRAIN.DISTILLATION_TYPE != "none" and not c.START.EVAL:
+    if c.TRAIN.DISTILLATION_TYPE != "none" and not c.EVAL:
         refuse(
             "{TRAIN.DISTILLATION_TYPE} must be none with {LABELS} because distillation supports only one class per "
             "image"
@@ -55,7 +55,7 @@ def check_numbers(c: Config, smoothing_is_typed: bool, refuse: Refuse) -> None:
             "{TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX} must be off "
             f"{without_classes}; TRAIN.MIXUP_ALPHA mixes numbers too"
         )
-    if c.TRAIN.DISTILLATION_TYPE not in ("none", "soft") and not c.START.EVAL:
+    if c.TRAIN.DISTILLATION_TYPE not in ("none", "soft") and not c.EVAL:
         refuse(
             "{TRAIN.DISTILLATION_TYPE} must be none or soft with {TRAIN.OBJECTIVE} because a teacher's numbers are no "
             "class"
@@ -70,12 +70,12 @@ def check_native_pixels(c: Config, refuse: Refuse) -> None:
             "{DATA.PIXELS} must be 8bit with {DATA.DATASET} whose images have 8 bits; other values need "
             f"{', '.join(OF_USERS)}"
         )
-    if c.TRAIN.AUTO_AUGMENT and not c.START.EVAL:
+    if c.TRAIN.AUTO_AUGMENT and not c.EVAL:
         refuse(
             "{TRAIN.AUTO_AUGMENT} must be empty with {DATA.PIXELS} because its operations are made for 8-bit colours; "
             "use TRAIN.COLOR_JITTER (brightness and contrast), crops, flips, erasing and mixing"
         )
-    if c.TRAIN.DISTILLATION_TYPE != "none" and not c.START.EVAL:
+    if c.TRAIN.DISTILLATION_TYPE != "none" and not c.EVAL:
         refuse("{DATA.PIXELS} must be 8bit with {TRAIN.TEACHER_MODEL} because teachers take 8-bit colours")
     limits = data.RANGE
     is_complete = len(limits) in (0, 2, 2 * data.IMAGE_CHANNELS)
@@ -98,7 +98,7 @@ def check_sharding(c: Config, refuse: Refuse) -> None:
             "{TRAIN.CLIP_MODE} must be norm or value with {DIST.STRATEGY} because agc needs norms of whole vectors, "
             "but each process has only parts of them"
         )
-    if c.START.EVAL:
+    if c.EVAL:
         return
     if c.DATA.BATCH_SIZE == AUTO:
         refuse("{DATA.BATCH_SIZE} must be a number with {DIST.STRATEGY} because one process alone cannot try the batch")

@@ -173,7 +173,6 @@ def setting(  # noqa: PLR0913
     role: str = "",
     may_change: bool = False,
     alike: tuple = (),
-    section: str = "",
     only: Only | None = None,
 ) -> Any:
     """Declare a setting. Its type is the field's annotation, where Literal lists the allowed values.
@@ -183,11 +182,10 @@ def setting(  # noqa: PLR0913
     role        if it is not the section's role
     may_change  whether a resumed run may change the setting, although it affects the result
     alike       values that give the same result, so that a resumed run may switch between them
-    section     the section in which users write a setting of Start
     only        the condition under which the setting has an effect
     """
     declared = {"help": help, "bounds": bounds, "form": form, "may_change": may_change, "alike": alike, "only": only}
-    return field(default=default, metadata=declared | {"role": role, "section": section})
+    return field(default=default, metadata=declared | {"role": role})
 
 
 class Fold(NamedTuple):
@@ -446,6 +444,9 @@ class Model:
         "Dropout rate of attention weights.")
     DROPPATH: float | None = setting(None, bounds=(0.0, 0.99), role=RECIPE, help=
         "Drop path rate of the last block; the rate rises linearly from 0 at the first block.")
+    RESUME: str | None = setting(None, role=START, help=
+        "Checkpoint or run (its folder, or latest for the newest) to resume; auto: the newest valid checkpoint of run "
+        "NAME or, without NAME, of the newest run in SAVE that has no name.")
     PRETRAINED: str | None = setting(None, role=RECIPE, may_change=True, help=
         "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), a folder "
         "of the Hugging Face hub, or the name of a timm model, which is downloaded (except tf_efficientnet_lite0); "
@@ -521,6 +522,8 @@ class Train:
 
     NUM_EPOCHS: int = setting(300, bounds=(1, 1_000_000), may_change=True, help=
         "Number of passes over the training images.")
+    LAST_EPOCH: int = setting(0, bounds=(0, 1_000_000), role=START, help=
+        "For weights from another system: the last finished epoch (1-based).")
     BUDGET: str | None = setting(None, form=TIME_TO_SPEND, may_change=True, help=
         "Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). After its "
         "first epoch or 200 updates, the run chooses its number of updates (at most NUM_EPOCHS) so that it ends on "
@@ -705,6 +708,12 @@ class Dist:
 
     role: ClassVar[str] = MACHINE
 
+    URL: str | None = setting(None, role=START, help=
+        "Address of process 0, as tcp://HOST:PORT; not set: from the launcher.")
+    WORLD_SIZE: int | None = setting(None, bounds=(1, 100_000), role=START, help=
+        "Number of processes on all machines; not set: from the launcher.")
+    RANK: int | None = setting(None, bounds=(0, 99_999), role=START, help=
+        "Rank of this process, from 0; not set: from the launcher.")
     TIMEOUT: float = setting(1800.0, bounds=(1.0, 1e7), help=
         "Seconds to wait for a process that does not respond; then the run ends and names it.")
     STRATEGY: Literal["ddp", "fsdp2"] = setting("ddp", help=
@@ -713,44 +722,25 @@ class Dist:
 
 
 @dataclass(frozen=True)
-class Start:
-    """Commands for one start of the program, in the form of settings. They are not saved with the run.
-
-    The code reads all of them from `config.START`. In files, after -opts and in messages, some have another section:
-    `config.START.MAX_TIME` is the setting RUN.MAX_TIME, and `config.START.RESUME` is MODEL.RESUME.
-    """
+class Run:
+    """Limits of the run."""
 
     role: ClassVar[str] = START
-    EVAL: bool = setting(False, help=
-        "Evaluate the weights without training.")
-    RESUME: str | None = setting(None, section="MODEL", help=
-        "Checkpoint or run (its folder, or latest for the newest) to resume; auto: the newest valid checkpoint of run "
-        "NAME or, without NAME, of the newest run in SAVE that has no name.")
-    NAME: str = setting("", form=FOLDER_NAME, help=
-        "Name of the run's folder in SAVE, without a date. The folder must not exist yet, except with -resume auto, "
-        "which continues its run.")
-    CHECK: bool = setting(False, help=
-        "Check data, weights, memory and disk, print the findings and exit.")
-    CHECK_IMAGES: int | None = setting(None, bounds=(1, 1_000_000_000), help=
-        "With CHECK, read at most this many images of each set, spread evenly; not set: all.")
-    PROFILE: int | None = setting(None, bounds=(1, 10_000), help=
-        "Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none.")
-    MAX_TIME: str | None = setting(None, form=DURATION, section="RUN", help=
+
+    MAX_TIME: str | None = setting(None, form=DURATION, help=
         "Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00, before which "
         "the run saves and ends; not set: none.")
-    ALLOW_CHANGED: tuple[str, ...] = setting((), section="RESUME", help=
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Permissions of a resumed run."""
+
+    role: ClassVar[str] = START
+
+    ALLOW_CHANGED: tuple[str, ...] = setting((), help=
         "Settings whose values may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, "
         "SPLIT and AUGMENTATION.")
-    LAST_EPOCH: int = setting(0, bounds=(0, 1_000_000), section="TRAIN", help=
-        "For weights from another system: the last finished epoch (1-based).")
-    NGPUS: int | None = setting(None, bounds=(1, 1_000), help=
-        "Processes to start without a launcher; not set: one, or with main_multi_gpu one per visible device.")
-    URL: str | None = setting(None, section="DIST", help=
-        "Address of process 0, as tcp://HOST:PORT; not set: from the launcher.")
-    WORLD_SIZE: int | None = setting(None, bounds=(1, 100_000), section="DIST", help=
-        "Number of processes on all machines; not set: from the launcher.")
-    RANK: int | None = setting(None, bounds=(0, 99_999), section="DIST", help=
-        "Rank of this process, from 0; not set: from the launcher.")
 
     def allows(self, name: str) -> bool:
         """Return whether a resumed run may change this setting, or this property of the run such as GLOBAL_BATCH."""
@@ -759,16 +749,31 @@ class Start:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run, such as `config.TRAIN.BASE_LR`. They cannot be changed. START is not saved."""
+    """All settings of a run, such as `config.TRAIN.BASE_LR`. They cannot be changed."""
 
     role: ClassVar[str] = RECIPE
 
+    # The tables of docs/settings.md have this order. All settings with the role START are in the last one.
     DATA: Data = Data()
+    EVAL: bool = setting(False, role=START, help=
+        "Evaluate the weights without training.")
     MODEL: Model = Model()
+    NAME: str = setting("", form=FOLDER_NAME, role=START, help=
+        "Name of the run's folder in SAVE, without a date. The folder must not exist yet, except with -resume auto, "
+        "which continues its run.")
+    CHECK: bool = setting(False, role=START, help=
+        "Check data, weights, memory and disk, print the findings and exit.")
+    CHECK_IMAGES: int | None = setting(None, bounds=(1, 1_000_000_000), role=START, help=
+        "With CHECK, read at most this many images of each set, spread evenly; not set: all.")
+    PROFILE: int | None = setting(None, bounds=(1, 10_000), role=START, help=
+        "Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none.")
+    RUN: Run = Run()
+    RESUME: Resume = Resume()
     TRAIN: Train = Train()
     PRECISION: Precision = Precision()
+    NGPUS: int | None = setting(None, bounds=(1, 1_000), role=START, help=
+        "Processes to start without a launcher; not set: one, or with main_multi_gpu one per visible device.")
     DIST: Dist = Dist()
-    START: Start = Start()
     AMP: bool = setting(False, help=
         "Mixed precision: autocast and a GradScaler, in training and evaluation.")
     SEED: int = setting(0, bounds=(0, MAX_INT), help=

@@ -4,12 +4,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
 from configs.removed import is_removed
-from configs.schema import MACHINE, MAX_INT, RECORD, SIZE, START, Arguments, Config, Form, Only, Start
+from configs.schema import MACHINE, MAX_INT, RECORD, SIZE, START, Arguments, Config, Form, Only
 from configs.tables import TORCH_OPTIMIZERS
 from utils.errors import ConfigError, did_you_mean
 
@@ -58,16 +59,15 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
     for field in fields(cls):
         hint, declared = hints[field.name], dict(field.metadata)
         if is_dataclass(hint):
-            if hint is not Start:
-                yield from _settings(hint, f"{prefix}{field.name}.")
+            yield from _settings(hint, f"{prefix}{field.name}.")
             continue
-        section, role = declared.pop("section"), declared.pop("role") or cls.role
+        role = declared.pop("role") or cls.role
         types = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
         choices = tuple(word for kind in types if get_origin(kind) is Literal for word in get_args(kind))
         is_choice = get_origin(types[0]) is Literal  # if False, these are allowed besides a number
         declared["may_change"] |= role in (START, MACHINE, RECORD)
         yield Setting(
-            key=(f"{section}." if section else prefix) + field.name,
+            key=f"{prefix}{field.name}",
             kind=type(choices[0]) if is_choice else types[0],
             optional=type(None) in types,
             is_list=get_origin(hint) is tuple,
@@ -79,17 +79,15 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
         )
 
 
-SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}  # saved with a run
-START_SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Start)}
-ALL_SETTINGS = SETTINGS | START_SETTINGS
+_DECLARED = {setting.key: setting for setting in _settings(Config)}
+SETTINGS = {key: setting for key, setting in _DECLARED.items() if setting.role != START}  # saved with a run
+ALL_SETTINGS = SETTINGS | _DECLARED  # in this order: the settings of one start are last
 SECTIONS = {key.rpartition(".")[0] for key in ALL_SETTINGS} - {""}
 OPEN_SECTIONS = tuple(key for key, setting in SETTINGS.items() if setting.kind is Arguments)  # any argument is allowed
 
 
 def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
     """Build the Config from {full key: value}."""
-    if cls is Start:
-        return Start(**{key.rpartition(".")[2]: values.get(key, START_SETTINGS[key].default) for key in START_SETTINGS})
     members = {}
     for field in fields(cls):
         is_section = is_dataclass(field.default)
@@ -100,13 +98,7 @@ def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
 
 def flatten(config: Config) -> dict[str, Any]:
     """Return {full key: plain value} of all saved settings, with tuples as lists and open sections as dicts."""
-    values = {}
-    for key in SETTINGS:
-        value: Any = config
-        for name in key.split("."):
-            value = getattr(value, name)
-        values[key] = plain(value)
-    return values
+    return {key: plain(attrgetter(key)(config)) for key in SETTINGS}
 
 
 def plain(value: Any) -> Any:
@@ -173,8 +165,8 @@ def _fits(setting: Setting, value: Any) -> bool:
 
 def unflatten(saved: dict[str, Any]) -> Config:
     """Build the Config from a saved result of `flatten`. Missing settings get their defaults."""
-    values = {key: _frozen(value) for key, value in today(saved).items()}
-    return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
+    values = {key: _frozen(value) for key, value in today(saved).items() if key in SETTINGS}
+    return build({key: values.get(key, setting.default) for key, setting in ALL_SETTINGS.items()})
 
 
 def of_role(*roles: str) -> tuple[str, ...]:

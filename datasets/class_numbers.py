@@ -113,7 +113,7 @@ def _number_by_checkpoint(config: Config, parts: list[Table], classes: list[str]
     lines, has_numbers = [], parts[0].meaning.labels_are == "numbers"
     new, gone = _differences(parts, classes)
     may_be_renamed = len(new) == len(gone) == 1 and not has_numbers
-    if may_be_renamed and config.START.allows("CLASS_NAMES"):
+    if may_be_renamed and config.RESUME.allows("CLASS_NAMES"):
         classes = [new[0] if name == gone[0] else name for name in classes]
         lines.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
     problem = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {plural(config.task.noun)} of the checkpoint"

@@ -26,7 +26,7 @@ from configs.load import load
 from utils.program import exit_code
 def say_folder(arguments):
     config = load(arguments).config
-    print(config.SAVE, config.START.NAME, sep="/")
+    print(config.SAVE, config.NAME, sep="/")
 sys.exit(exit_code(say_folder, sys.argv[1:]))' "${flags[@]}") || exit
 status() { sed -n "s/^  \"$1\": \([^,]*\).*/\1/p" "$folder/status.json" 2>/dev/null; }
 before=$(status step)

@@ -58,7 +58,7 @@ def prepare_torch(config: Config, process: Process, log: Log) -> None:
     """Set up torch for DETERMINISTIC and COMPILE before it computes anything."""
     if config.DETERMINISTIC:
         make_deterministic()
-    if config.COMPILE and not config.START.EVAL:
+    if config.COMPILE and not config.EVAL:
         from models.compilation import prepare_compiler
 
         log.say(*prepare_compiler(os.environ, process.num_cores))
@@ -82,7 +82,7 @@ def make_model(plan: Plan, log: Log) -> nn.Module:
     log.say(*process.after_first(lambda: plan.load_weights(model)))
     add_adapters(model, config)  # MODEL.LORA; changes the model in place
     # In training, FSDP moves the model to the device block by block (Parallel.place).
-    return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
+    return model if is_sharded(config, process) and not config.EVAL else model.to(process.device)
 
 
 def find_distillation(plan: StepPlan, log: Log) -> "Distillation | None":
@@ -160,7 +160,7 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
         prepare=prepare,
         ema=ema,
         counters=Counters(process.device, has_classes=config.task.has_classes),
-        clock=Clock.on(process.device, is_traced=process.is_first and config.START.PROFILE is not None),
+        clock=Clock.on(process.device, is_traced=process.is_first and config.PROFILE is not None),
     )
 
 

@@ -65,10 +65,10 @@ def choose_callbacks(
 
     report = RunReport(session, plan, trainer)
     callbacks += report.callbacks
-    if process.is_first and config.START.PROFILE:
+    if process.is_first and config.PROFILE:
         from engine.train.profiler import Profiler
 
-        add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
+        add(Profiler(config.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, forecast))
     if process.is_first:
         # Callbacks are closed in this order. The recorder follows the report's callbacks, so it draws the curves last.
@@ -77,8 +77,8 @@ def choose_callbacks(
             from engine.record.advice import DataWaitAdvice
 
             add(DataWaitAdvice(config, plan.train_set, process, log.say))
-        if config.START.MAX_TIME:
-            add(TimeLimit(to_seconds(config.START.MAX_TIME), started, times))
+        if config.RUN.MAX_TIME:
+            add(TimeLimit(to_seconds(config.RUN.MAX_TIME), started, times))
     from engine.doctor import Doctor
 
     class_facts = {"class_names": list(plan.classes), "class_weights": plan.class_weights}

@@ -28,12 +28,12 @@ def judge_rate(config: Config, global_batch: int, network: nn.Module | None) -> 
     """
     settings, model = config.TRAIN, config.MODEL
     has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
-    if not (model.PRETRAINED or config.START.RESUME):
+    if not (model.PRETRAINED or config.MODEL.RESUME):
         methods = {"MODEL.FREEZE": model.FREEZE, "MODEL.LORA": model.LORA.RANK, "TRAIN.LAYER_DECAY": has_decay}
         meant = [name for name, is_set in methods.items() if is_set]
         text = f"the run starts from random weights, but only trained weights benefit from {', '.join(meant)}"
         return [(text, "name trained weights with -pretrained")] if meant else []
-    if config.START.RESUME or model.FREEZE or model.LORA.RANK:
+    if config.MODEL.RESUME or model.FREEZE or model.LORA.RANK:
         return []
     has_batchnorm = network is not None and bool(statistics_of(network))
     file = f"configs/{fine_tuning_file(config, has_batchnorm)}.yaml"

@@ -3,7 +3,7 @@
 The log says what was chosen, and which flags change it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,14 +36,20 @@ class OwnPhotos(NamedTuple):
     notes: list[str]
 
 
-def choose_for(typed: Mapping[str, Text]) -> OwnPhotos:
+def choose_for(typed: Mapping[str, Text], layers: Sequence[Layer]) -> OwnPhotos:
     """Choose the settings for own photos that the command line does not set.
 
-    Raise an error for an evaluation, and for a wrong path or model. `typed`: {key: text} of the command line.
+    Raise an error for an evaluation, and for a wrong path or model. `typed`: {key: text} of `layers`, the command line,
+    without texts that mean "not set".
     """
     if is_on(dict(typed), "EVAL"):
         raise ConfigError(
             "-eval: no weights are named; name a run or a file of weights, as in halfstep evaluate latest photos"
+        )
+    if any("MODEL.PRETRAINED" in layer.texts for layer in layers):
+        raise ConfigError(
+            "MODEL.PRETRAINED: none is given, but no model that starts from random weights; name a settings file with "
+            f"-cfg, or leave -pretrained out to start from {SHIPPED_FILE.stem}"
         )
     refuse_other_model(typed)
     path = str(typed["DATA.DATA_PATH"])

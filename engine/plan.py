@@ -185,7 +185,7 @@ class TrainPlan(Plan):
 
 def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     """Choose the precision and read the checkpoint. Collective."""
-    config, is_evaluated = loaded.config, loaded.config.START.EVAL
+    config, is_evaluated = loaded.config, loaded.config.EVAL
     precision = Precision(config, process.device)
     checkpoint = process.first(lambda: find_checkpoint(config, log))
 

@@ -97,7 +97,7 @@ class Precision:
         from engine.half_copy import half_copy
 
         copied = half_copy(model, self.half)
-        if in_training and self._config.COMPILE and not self._config.START.EVAL:
+        if in_training and self._config.COMPILE and not self._config.EVAL:
             from models.compilation import compile_model
 
             compile_model(copied, self._config)

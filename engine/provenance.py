@@ -29,7 +29,7 @@ def setting_facts(config: Config) -> dict[str, Any]:
     facts = {key: values[key] for key in (*of_role(DATA, MODEL, RECIPE), *IN_STEP) if key not in PATHS}
     facts |= {key: _describe_file(facts[key]) for key in FILES if facts[key]}
     facts |= {key: SETTINGS[key].alike for key in facts if facts[key] in SETTINGS[key].alike}
-    return facts | {"EVAL": config.START.EVAL}
+    return facts | {"EVAL": config.EVAL}
 
 
 def _describe_file(source: str) -> str:

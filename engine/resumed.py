@@ -25,7 +25,7 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
     """
     config, path, state = plan.config, plan.inputs.checkpoint, plan.inputs.saved
     if not is_run(state):
-        trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1
+        trainer.epoch = config.TRAIN.LAST_EPOCH or state.get("epoch", -1) + 1
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
         log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return

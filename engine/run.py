@@ -19,7 +19,7 @@ from utils.program import exit_code_and_message
 
 def run(loaded: LoadedConfig, process: Process) -> int:
     """Train, or evaluate with -eval. Return an ExitCode, or 128 + the number of the signal that stopped the run."""
-    evaluates = loaded.config.START.EVAL
+    evaluates = loaded.config.EVAL
     if chooses(loaded.config.MODEL.PRETRAINED):
         from engine.choice.choose import settings_of_choice
 

@@ -225,7 +225,7 @@ def make_folder(config: Config, kind: str, existing: Path | None) -> tuple[Path,
             path.mkdir(parents=True)
             return path, True
         except FileExistsError as error:
-            if path.name == config.START.NAME:
+            if path.name == config.NAME:
                 check_name(config, None)
                 return path, False
             if not path.is_dir():  # SAVE is a link to nothing, for example to a disk that is not mounted
@@ -263,9 +263,9 @@ def lock_folder(folder: Path) -> tuple[IO[bytes], bool]:
 
 def new_folder(config: Config, kind: str) -> Path:
     """Return the path for a new run: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS (eval- for an evaluation)."""
-    if config.START.NAME and not _names_a_run_to_evaluate(config):
-        return Path(config.SAVE, config.START.NAME)
-    return Path(config.SAVE, "-".join(filter(None, (kind, time.strftime("%Y%m%d-%H-%M-%S"), config.START.NAME))))
+    if config.NAME and not _names_a_run_to_evaluate(config):
+        return Path(config.SAVE, config.NAME)
+    return Path(config.SAVE, "-".join(filter(None, (kind, time.strftime("%Y%m%d-%H-%M-%S"), config.NAME))))
 
 
 def cannot_write(path: str, error: OSError) -> ConfigError:
@@ -277,19 +277,18 @@ def check_name(config: Config, existing: Path | None) -> None:
 
     With -resume auto, a run that was killed before its first save starts again in its folder.
     """
-    if not config.START.NAME or _names_a_run_to_evaluate(config):
+    if not config.NAME or _names_a_run_to_evaluate(config):
         return
-    path = Path(config.SAVE, config.START.NAME)
-    if existing and existing.name != config.START.NAME:
+    path = Path(config.SAVE, config.NAME)
+    if existing and existing.name != config.NAME:
         raise ConfigError(
-            f"NAME: the run to resume is in {existing} and keeps its folder, but NAME is {config.START.NAME}; "
-            "leave NAME out"
+            f"NAME: the run to resume is in {existing} and keeps its folder, but NAME is {config.NAME}; leave NAME out"
         )
     if existing or not path.exists():
         return
     is_run, has_saved = (path / LOCK).exists(), (path / "last.pth").exists()
     is_empty = path.is_dir() and not any(path.iterdir())
-    if config.START.RESUME == "auto" and (is_run or is_empty) and not has_saved:
+    if config.MODEL.RESUME == "auto" and (is_run or is_empty) and not has_saved:
         return
     resume = f"-resume {path} continues that run; for a new one " if has_saved else ""
     raise ConfigError(f"NAME: {path} exists; {resume}choose another -name")
@@ -307,7 +306,7 @@ def check_folder(config: Config, existing: Path | None) -> Path:
 
 
 def _names_a_run_to_evaluate(config: Config) -> bool:
-    return config.START.EVAL and config.START.RESUME == "auto"
+    return config.EVAL and config.MODEL.RESUME == "auto"
 
 
 def now() -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.flags import CommandLine, parse
-from configs.load import LoadedConfig, load, name_runs
+from configs.load import LoadedConfig, name_runs, resolve
 from configs.tables import OF_USERS
 from configs.translate.paddlevit import our_name
 from configs.values import Text, is_none
@@ -41,19 +41,40 @@ def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None)
     """Load the settings for a command line from these layers. Each overrides the previous ones:
 
     1. settings that follow from the weights that the command line names
-    2. the file of -cfg, or else the settings of the weights' run (not of chosen weights), or else
-    configs/finetune.yaml,
-       or for models with BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
+    2. the file of -cfg, or else the settings of the weights' run (not of chosen weights), or else, to train, the file
+       in configs/ that fine-tunes their model: finetune.yaml, finetune_batchnorm.yaml or finetune_numbers*.yaml
     3. for photos without -cfg and -pretrained, the weights, size and epochs of engine/own_photos.py
     4. flags and -opts
     5. `chosen`: the texts of settings that the images have decided
     """
-    command_line = parse(arguments)
-    loaded = _load(_with(command_line, chosen))
-    cfg = Path(find_settings_file(command_line.cfg)) if command_line.cfg else Path()
-    if (file := or_shipped(cfg)) != cfg:
-        loaded = replace(loaded, notes=[f"-cfg: {cfg} comes with halfstep ({file})", *loaded.notes])
-    return loaded
+    command_line, notes = _with(parse(arguments), chosen), []
+    files: list[Layer] = []
+    if command_line.cfg:
+        cfg = find_settings_file(command_line.cfg)
+        files = read_layers(cfg)
+        if (file := or_shipped(Path(cfg))) != Path(cfg):
+            notes = [f"-cfg: {cfg} comes with halfstep ({file})"]
+    texts = _given([*files, *command_line.layers])
+    names_settings = command_line.cfg or "MODEL.PRETRAINED" in texts
+    are_own = "DATA.DATA_PATH" in texts and texts.get("DATA.DATASET", OF_USERS[0]) in OF_USERS and not names_settings
+    checkpoint = None
+    if "MODEL.RESUME" in texts:
+        # Imported here: reading weights needs torch, whose import takes seconds.
+        import engine.settings_of_weights as of_weights
+
+        checkpoint = of_weights.checkpoint_of(texts)
+        are_own = are_own and of_weights.begins(texts, checkpoint)
+    if are_own:
+        from engine.own_photos import choose_for
+
+        own = choose_for(texts, command_line.layers)
+        command_line, notes = command_line._replace(layers=[own.layer, *command_line.layers]), own.notes
+        texts = _given(command_line.layers)
+    if {"MODEL.RESUME", "MODEL.PRETRAINED"} & texts.keys():
+        loaded = _load_for_weights(command_line, files, texts, checkpoint)
+    else:
+        loaded = resolve(command_line, files or read_layers(find_settings_file(None)))
+    return replace(loaded, notes=[*notes, *loaded.notes])
 
 
 def fine_tuning_batch() -> Layer:
@@ -62,69 +83,47 @@ def fine_tuning_batch() -> Layer:
     return Layer(file, {"DATA.BATCH_SIZE": read_layers(file)[-1].texts["DATA.BATCH_SIZE"]})
 
 
-def _load(command_line: CommandLine) -> LoadedConfig:
-    files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg else []
-    texts = _given([*files, *command_line.layers])
-    names_settings = command_line.cfg or "MODEL.PRETRAINED" in texts
-    are_own = "DATA.DATA_PATH" in texts and texts.get("DATA.DATASET", OF_USERS[0]) in OF_USERS and not names_settings
-    if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & texts.keys():
-        return _load_own_photos(command_line, texts) if are_own else load(command_line, beneath=files)
-    # Imported here: reading weights needs torch, whose import takes seconds.
+def _load_for_weights(
+    command_line: CommandLine, files: list[Layer], texts: dict[str, Text], checkpoint: Path | None
+) -> LoadedConfig:
+    """Load the settings for a command line with weights. `texts`: its settings; `checkpoint`: of the run to resume."""
     import engine.settings_of_weights as of_weights
 
-    checkpoint = of_weights.checkpoint_of(texts)
-    begins = checkpoint is None and texts.get("MODEL.RESUME") == "auto" and not of_weights.is_on(texts, "EVAL")
-    if are_own and begins:
-        return _load_own_photos(command_line, texts)
     candidate_names = candidate_names_in(texts.get("MODEL.PRETRAINED"))
     if candidate_names is not None:
         chosen = of_weights.choice_of_resumed(texts, checkpoint, candidate_names)
         if not chosen:
             # MODEL.NAME names timm's model of the candidates, as it does for other weights that name none.
             named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in texts else None
-            return load(command_line._replace(cfg=command_line.cfg or find_settings_file("finetune")), weights=named)
+            return resolve(command_line, files or read_layers(find_settings_file("finetune")), named)
         command_line = _with(command_line, chosen)
         texts = _given([*files, *command_line.layers])
-    if command_line.cfg:
-        return load(command_line, beneath=files, weights=of_weights.layer_of_weights(texts, checkpoint))
+    if files:
+        return resolve(command_line, files, of_weights.layer_of_weights(texts, checkpoint))
     path, of_run = of_weights.layers_of_run(texts, checkpoint)
+    weights = of_weights.layer_of_weights(texts, checkpoint)
     is_chosen = any(layer.origin == CHOSEN for layer in command_line.layers)
     if of_run and (checkpoint or not is_chosen):  # all candidates are trained alike
-        loaded = load(command_line, beneath=of_run, weights=of_weights.layer_of_weights(texts, checkpoint))
+        loaded = resolve(command_line, of_run, weights)
         note = (
             f"settings: from the run of {short_name(path)}, with the overrides of the command line; use -cfg for other "
             "settings"
         )
         return replace(loaded, notes=[note, *loaded.notes])
     if of_weights.is_on(texts, "EVAL"):
-        weights = of_weights.layer_of_weights(texts, checkpoint)
-        return load(command_line, needs_file=False, beneath=[fine_tuning_batch()], weights=weights)
-    return _load_to_fine_tune(command_line, checkpoint)
+        return resolve(command_line, [fine_tuning_batch()], weights)
+    return _load_to_fine_tune(command_line, weights)
 
 
-def _load_own_photos(command_line: CommandLine, texts: Mapping[str, Text]) -> LoadedConfig:
-    """Load the settings for photos without -cfg and -pretrained: weights, size and epochs are chosen for them."""
-    from engine.own_photos import choose_for
-
-    chosen = choose_for(texts)
-    loaded = _load(command_line._replace(layers=[chosen.layer, *command_line.layers]))
-    return replace(loaded, notes=[*chosen.notes, *loaded.notes])
-
-
-def _load_to_fine_tune(command_line: CommandLine, checkpoint: Path | None) -> LoadedConfig:
+def _load_to_fine_tune(command_line: CommandLine, weights: Layer | None) -> LoadedConfig:
     """Load the file that fine-tunes the model of the weights. To know model and task, load the usual one first."""
-    import engine.settings_of_weights as of_weights
-
-    def load_file(file: str) -> LoadedConfig:
-        files = read_layers(file)
-        weights = of_weights.layer_of_weights(_given([*files, *command_line.layers]), checkpoint)
-        return load(command_line._replace(cfg=file), beneath=files, weights=weights)
+    from engine.settings_of_weights import fine_tuning_file
 
     usual = find_settings_file("finetune")
-    loaded = load_file(usual)
-    file = find_settings_file(of_weights.fine_tuning_file(loaded.config))
+    loaded = resolve(command_line, read_layers(usual), weights)
+    file = find_settings_file(fine_tuning_file(loaded.config))
     if file != usual:
-        loaded = load_file(file)
+        loaded = resolve(command_line, read_layers(file), weights)
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
     return replace(loaded, notes=[note, *loaded.notes])
 

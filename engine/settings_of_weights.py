@@ -6,7 +6,7 @@ from typing import Any
 
 from configs.checks import WITHOUT_FILES
 from configs.flags import parse
-from configs.load import LoadedConfig, load
+from configs.load import LoadedConfig, resolve
 from configs.removed import is_removed, refuse_other_images
 from configs.schema import MACHINE, SCALE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, flatten, of_role, to_text, today
@@ -48,6 +48,11 @@ def checkpoint_of(typed: dict[str, Text]) -> Path | None:
     return checkpoint_at(typed["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
 
 
+def begins(typed: dict[str, Text], checkpoint: Path | None) -> bool:
+    """Return whether -resume auto begins a new run, because there is none to continue. `checkpoint`: its file."""
+    return checkpoint is None and typed.get("MODEL.RESUME") == "auto" and not is_on(typed, "EVAL")
+
+
 def choice_of_resumed(typed: dict[str, Text], checkpoint: Path | None, candidate_names: list[str]) -> dict[str, str]:
     """Return the settings that the images have chosen for the run to continue, or {} for a new run.
 
@@ -76,8 +81,7 @@ def layers_of_run(typed: dict[str, Text], checkpoint: Path | None) -> tuple[Path
     from engine.checkpoint.find import newer_named_run, no_checkpoint_at
     from models.weights.files import find_file, read_record
 
-    begins = checkpoint is None and typed.get("MODEL.RESUME") == "auto" and not is_on(typed, "EVAL")
-    if begins and "MODEL.PRETRAINED" in typed:
+    if begins(typed, checkpoint) and "MODEL.PRETRAINED" in typed:
         typed = {key: text for key, text in typed.items() if key != "MODEL.RESUME"}
     resumes = "MODEL.RESUME" in typed
     try:
@@ -272,7 +276,7 @@ def override(config: Config, arguments: Sequence[str], for_features: bool = Fals
     if for_features and {*objectives} != {config.TRAIN.OBJECTIVE}:
         saved = {key: value for key, value in saved.items() if not key.startswith("TRAIN.") and key not in OF_TARGETS}
     weights = layer_from("the weights", saved)
-    loaded = load(command_line, beneath=[weights])
+    loaded = resolve(command_line, [weights])
     refuse_other_pixels(loaded, weights)
     return loaded.config
 

@@ -29,7 +29,7 @@ def add_adapters(model: nn.Module, config: Config) -> nn.Module:
 
     An evaluation adds none, because the readers of weights merge saved adapters (models/weights/state.py).
     """
-    if not config.MODEL.LORA.RANK or config.START.EVAL:
+    if not config.MODEL.LORA.RANK or config.EVAL:
         return model
     from models.lora import add_adapters as add_lora
 

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from configs.arguments import add_argument
-from configs.load import load, to_yaml
+from configs.flags import parse
+from configs.load import resolve, to_yaml
 from configs.schema import Arguments as Kwargs
 from configs.schema import Shape
 from configs.translate.timm_arguments import ACCEPTED, CONVERTED, NOT_NEEDED, TIMM_ARGUMENTS
@@ -89,7 +90,7 @@ def translate(words: list[str]) -> Translation:
             layers.append(
                 layer_from(f"--{name}" if is_given(name, args) else f"--{name}, train.py's default", {key: value})
             )
-    loaded = load([], beneath=layers)
+    loaded = resolve(parse([]), layers)
 
     from datasets.transforms.augment import parse_policy  # local: importing torch takes seconds
     from engine.train.optimizers import check_optimizer

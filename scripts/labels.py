@@ -163,7 +163,7 @@ def load_weights(arguments: argparse.Namespace) -> "Source":
     dataset = ["-dataset", name, "-data_path", str(arguments.data_path)]
     flags = [*settings_flags(arguments), *dataset]
     weights = load_classifier(arguments.source, flags, arguments.raw, needs_classes=False)
-    weights = replace(weights, config=weights.config.changed("START", EVAL=False))  # both parts
+    weights = replace(weights, config=replace(weights.config, EVAL=False))  # both parts
     if arguments.output:
         refuse_among_photos(arguments.data_path, {"-output": arguments.output})
     words = ["-cfg", arguments.cfg] if arguments.cfg else []

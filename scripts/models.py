@@ -119,7 +119,7 @@ def choose(arguments: Namespace) -> int:
         raise ConfigError(f"-budget: {arguments.budget} is not a length of time; write for example 20m or 1h30m")
     flags = flags_of(arguments)
     config = load_settings(["-pretrained", CHOOSE, *flags]).config
-    for flag, is_set in (("-check", config.START.CHECK), ("-resume", config.START.RESUME)):
+    for flag, is_set in (("-check", config.CHECK), ("-resume", config.MODEL.RESUME)):
         if is_set:
             raise ConfigError(f"{flag}: the candidates of a choice start new runs; leave {flag} out")
     folder = arguments.output or Path(config.SAVE, FOLDER)

@@ -261,11 +261,11 @@ class Sweep:
         """Return the settings of a trial of this point. Raise ConfigError if they are wrong."""
         seed, fold = self.seeds[0] if self.seeds else None, 0 if self.folds else None
         loaded = load_settings(self.words(Trial(0, 0, point, seed, fold)))
-        start = loaded.config.START
-        for flag, is_set in (("-eval", start.EVAL), ("-check", start.CHECK), ("-resume", start.RESUME)):
+        config = loaded.config
+        for flag, is_set in (("-eval", config.EVAL), ("-check", config.CHECK), ("-resume", config.MODEL.RESUME)):
             if is_set:
                 raise ConfigError(f"{flag}: a sweep only trains, and resumes its own trials; leave {flag} out")
-        if chooses(loaded.config.MODEL.PRETRAINED):
+        if chooses(config.MODEL.PRETRAINED):
             raise ConfigError(
                 "MODEL.PRETRAINED: the images would choose again for each trial; choose once with halfstep models, "
                 "and name the weights"
@@ -293,7 +293,7 @@ class Sweep:
     @cached_property
     def program(self) -> str:
         """Return the name of the program that runs the trials."""
-        return "main_multi_gpu.py" if (self.load_point({}).config.START.NGPUS or 1) > 1 else "main_single_gpu.py"
+        return "main_multi_gpu.py" if (self.load_point({}).config.NGPUS or 1) > 1 else "main_single_gpu.py"
 
     def command(self, trial: Trial, folder: Path) -> list[str]:
         """Return the command line that starts or resumes a trial, without the interpreter."""

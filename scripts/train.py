@@ -14,7 +14,7 @@ from utils.commands import HALFSTEP
 
 def main(arguments: list[str]) -> int:
     loaded = load_settings(arguments)
-    if has_rank(loaded) or (loaded.config.START.NGPUS or 1) > 1:
+    if has_rank(loaded) or (loaded.config.NGPUS or 1) > 1:
         multi = str(HALFSTEP / "main_multi_gpu.py")
         os.execv(sys.executable, [sys.executable, multi, *arguments])  # keeps the process, so that it gets all signals
     return train(loaded)
@@ -22,13 +22,13 @@ def main(arguments: list[str]) -> int:
 
 def has_rank(loaded: LoadedConfig) -> bool:
     """Return whether the settings say which of several processes this is."""
-    start = loaded.config.START
-    return (start.URL, start.WORLD_SIZE, start.RANK) != (None, None, None)
+    dist = loaded.config.DIST
+    return (dist.URL, dist.WORLD_SIZE, dist.RANK) != (None, None, None)
 
 
 def train(loaded: LoadedConfig) -> int:
     """Train, evaluate or check in this process."""
-    if loaded.config.START.CHECK:
+    if loaded.config.CHECK:
         from engine.check import check
 
         return check(loaded)

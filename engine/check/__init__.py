@@ -111,7 +111,7 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
         from engine.choice.choose import settings_of_choice
 
         loaded = settings_of_choice(loaded, simulated_process(loaded.config.DEVICE, world_size, local_size))
-    evaluates = loaded.config.START.EVAL
+    evaluates = loaded.config.EVAL
     steps = Check(loaded.with_default_batch_size(), "validation") if evaluates else Check(loaded, "both")
     with suppress(UserError):
         steps.plan_run(world_size, local_size)
@@ -267,7 +267,7 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
     from engine.features.doubts import FEWEST_JUDGED, MOST_JUDGED, describe_doubts
     from utils.commands import command
 
-    data, sets, most = plan.config.DATA, [plan.train_set, plan.eval_set], plan.config.START.CHECK_IMAGES
+    data, sets, most = plan.config.DATA, [plan.train_set, plan.eval_set], plan.config.CHECK_IMAGES
     if plan.train_set.makes_batches or trainer.parallel.is_sharded or not has_zero_classifier(trainer):
         return
     if most:

@@ -116,7 +116,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     parts = [("training", train), ("validation", val)]
     if train is None or trains_on_all:
         parts = parts[:1] if trains_on_all else parts[1:]
-    scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
+    scans = [ScanResult(image_set, config.CHECK_IMAGES) for _, image_set in parts]
     contents, start, kinds = contents_of(scans), 0, Counter()
     for (part, _), scan in zip(parts, scans, strict=True):
         kinds.update(scan.read(contents, start, f"reading {part} images"))

@@ -71,9 +71,9 @@ def refuse_changes(
     revisions = different.pop("AUGMENTATION", None)
     if revisions and config.TRAIN.augments:
         different["AUGMENTATION"] = f"revision {revisions}: from here on, the same settings augment images differently"
-    refused = {key: values for key, values in different.items() if not config.START.allows(key)}
+    refused = {key: values for key, values in different.items() if not config.RESUME.allows(key)}
     if refused:
-        names = [*(name for name in config.START.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]
+        names = [*(name for name in config.RESUME.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]
         raise ConfigError(
             f"-resume: these settings differ from the run of {path}:\n  "
             + "\n  ".join(f"{key}: {values}" for key, values in refused.items())
@@ -86,9 +86,9 @@ def refuse_changes(
             f"-resume: {key} is {config.TRAIN.OPTIMIZER.NAME}, which cannot use the optimizer state of {saved[key]}; "
             "restore the setting, or start a new run from the weights with -pretrained"
         )
-    if config.START.LAST_EPOCH not in (0, state["epoch"] + 1):
+    if config.TRAIN.LAST_EPOCH not in (0, state["epoch"] + 1):
         raise ConfigError(
-            f"-last_epoch is {config.START.LAST_EPOCH}, but {path} was saved after epoch {state['epoch'] + 1}; "
+            f"-last_epoch is {config.TRAIN.LAST_EPOCH}, but {path} was saved after epoch {state['epoch'] + 1}; "
             "leave -last_epoch out"
         )
     if state["progress"].get("choices") and not order.has_updates_of(state["config"]):

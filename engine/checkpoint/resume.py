@@ -21,16 +21,16 @@ WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that contain only
 
 def find_checkpoint(config: Config, log: Log) -> Path | None:
     """Return the file to continue from or to evaluate, or None for a new run."""
-    checkpoint, resume = None, config.START.RESUME
+    checkpoint, resume = None, config.MODEL.RESUME
     if resume is not None:
         from engine.checkpoint.find import checkpoint_at, no_checkpoint_at
 
-        checkpoint = checkpoint_at(resume, config.SAVE, config.START.NAME, config.START.EVAL, log.warn)
+        checkpoint = checkpoint_at(resume, config.SAVE, config.NAME, config.EVAL, log.warn)
         if checkpoint is None and resume != "auto":
             raise no_checkpoint_at(resume)
         if checkpoint is None:
-            log.say(f"-resume auto: no run to continue in {Path(config.SAVE, config.START.NAME)}, so this is a new run")
-    if config.START.EVAL and not (checkpoint or config.MODEL.PRETRAINED):
+            log.say(f"-resume auto: no run to continue in {Path(config.SAVE, config.NAME)}, so this is a new run")
+    if config.EVAL and not (checkpoint or config.MODEL.PRETRAINED):
         raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
     return checkpoint
 

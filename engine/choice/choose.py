@@ -217,7 +217,7 @@ def settings_of_choice(loaded: LoadedConfig, process: Process) -> LoadedConfig:
     simulated = Process(process.device, **sizes, num_cores=process.num_cores)
     candidate_names = with_newest_run(candidate_names_in(config.MODEL.PRETRAINED) or [], config.SAVE)
     how = candidate_names, Path(config.SAVE, FOLDER), simulated, print
-    more: dict[str, Any] = {"keeps": not config.START.CHECK}
+    more: dict[str, Any] = {"keeps": not config.CHECK}
     if config.TRAIN.BUDGET:
         from engine.train.budget import Allowance
 

@@ -30,7 +30,7 @@ def train_without(fold: int, session: Session, plan: TrainPlan, stop: StopSignal
     `train` trains a run and returns its exit code. Raise Stopped if a signal or a time limit ends it earlier.
     """
     loaded = settings_of_fold(fold, session.path, plan)
-    last = session.path / FOLDER / loaded.config.START.NAME / "last.pth"
+    last = session.path / FOLDER / loaded.config.NAME / "last.pth"
 
     def is_finished() -> bool:
         return progress_in(last).get("epoch", 0) >= plan.config.TRAIN.NUM_EPOCHS
@@ -62,7 +62,7 @@ def settings_of_fold(fold: int, folder: Path, plan: TrainPlan) -> LoadedConfig:
     loaded, config, num_folds = plan.inputs.loaded, plan.config, plan.config.DATA.FOLDS
     cache = config.DATA.CACHE_PATH or str(Path(config.SAVE) / "cache")
     config = config.changed("DATA", FOLDS=None, FOLD=f"{fold}/{num_folds}", CACHE_PATH=cache)
-    config = config.changed("START", NAME=f"fold-{fold + 1}", RESUME=AUTO, PROFILE=None)
+    config = replace(config.changed("MODEL", RESUME=AUTO), NAME=f"fold-{fold + 1}", PROFILE=None)
     files = {"SAVE": str(folder / FOLDER), "KEEP_CHECKPOINTS": 0, "REPORT": False, "CALIBRATE": False, "TRACK": ()}
     config = replace(config, VALIDATE_FREQ=config.TRAIN.NUM_EPOCHS, **files)
     changed = ["DATA.FOLDS", "DATA.FOLD", "DATA.CACHE_PATH", "VALIDATE_FREQ", *files]

@@ -130,7 +130,7 @@ class Forecast(Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         """`start`: the program's start time on `clock`. `beat` gets the step and the remaining time at each report."""
-        self.times, self._start, self._max_time = times, start, config.START.MAX_TIME
+        self.times, self._start, self._max_time = times, start, config.RUN.MAX_TIME
         self._beat, self._say, self._clock = beat, say, clock
         self._is_said = config.TRAIN.BUDGET is not None  # a budget logs its own line
         self._begin()

@@ -56,8 +56,7 @@ def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) 
 
 def describe_time_limit(config: Config) -> str:
     """Return the settings that limit the time of a run, with their values."""
-    # START.MAX_TIME is named RUN.MAX_TIME in settings files; see Start in configs/schema.py.
-    limits = {"RUN.MAX_TIME": config.START.MAX_TIME, "TRAIN.BUDGET": config.TRAIN.BUDGET}
+    limits = {"RUN.MAX_TIME": config.RUN.MAX_TIME, "TRAIN.BUDGET": config.TRAIN.BUDGET}
     return " or ".join(f"{key} ({value})" for key, value in limits.items() if value)
 
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 from configs.flags import FLAGS  # noqa: E402
 from configs.schema import START, Arguments  # noqa: E402
 from configs.tables import SOURCES, TORCH_OPTIMIZERS  # noqa: E402
-from configs.values import SETTINGS, START_SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
+from configs.values import ALL_SETTINGS, SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
 from engine.record.columns import COLUMNS, STEP_COLUMNS  # noqa: E402
 
 INTRODUCTION = """\
@@ -44,7 +44,8 @@ def page() -> str:
     for key, setting in SETTINGS.items():
         sections.setdefault(key.rpartition(".")[0], []).append(setting)
     tables = [f"\n## {section or 'The run'}\n\n{_table(settings)}" for section, settings in sections.items()]
-    start = f"\n## One start of the program\n\n{_table(START_SETTINGS.values())}"
+    of_start = (setting for setting in ALL_SETTINGS.values() if setting.role == START)
+    start = f"\n## One start of the program\n\n{_table(of_start)}"
     return "".join([INTRODUCTION, *tables, start])
 
 

@@ -124,9 +124,9 @@ def test_launch_flags_work_alone_or_with_launcher_variables():
 @pytest.mark.parametrize("words", cases_of("mistakes-of_launchers"))
 def test_contradictory_or_missing_launch_variables_are_refused(words):
     environment = environment_of(words)
-    start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
+    config = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config
     with refused(ConfigError, *names_of("mistakes-of_launchers", words)):
-        find_launched_rank(environment, start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
+        find_launched_rank(environment, config.DIST.URL, config.DIST.WORLD_SIZE, config.DIST.RANK, config.NGPUS)
 
 
 def test_process_without_launcher_variables_is_not_taken_for_a_rank():

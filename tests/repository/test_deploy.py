@@ -67,4 +67,4 @@ def test_deployment_command_starts_torchrun_on_each_node(name, tmp_path, monkeyp
     assert (words.master_addr, int(words.master_port), words.training_script) == ("n0", 29500, "main_multi_gpu.py")
     monkeypatch.chdir(ROOT)
     config = load(words.training_script_args).config
-    assert (config.START.RESUME, config.START.NAME, config.SAVE) == ("auto", "exp1", "/shared/output")
+    assert (config.MODEL.RESUME, config.NAME, config.SAVE) == ("auto", "exp1", "/shared/output")

@@ -90,7 +90,8 @@ def test_program_never_imports_libraries_that_import_public_datasets_package():
 def test_programs_load_run_settings_only_through_settings_module():
     """This way includes the settings of the pretrained weights. Other files read settings without them."""
     files = [*ROOT.glob("*.py"), *(path for room in TOWER for path in (ROOT / room).rglob("*.py"))]
-    users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
+    loaders = {"configs.load.load", "configs.load.resolve"}
+    users = {path.name for path in files if loaders & imported(path, also_names=True)}
     expected = {"settings.py", "settings_of_weights.py", "make_shards.py", "from_timm.py"}
     assert users == expected
 

@@ -16,7 +16,7 @@ import pytest
 import timm
 
 from configs.flags import build_parser, parse
-from configs.load import load, merge
+from configs.load import load, merge, resolve
 from configs.tables import TASKS
 from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
@@ -89,7 +89,7 @@ def check_settings(words: list[str], is_whole: bool) -> None:
     names_file = line.cfg or {"MODEL.RESUME", "MODEL.PRETRAINED", "DATA.DATA_PATH"} & typed
     assert names_file or not is_whole or filled(words) != words, "-cfg is missing"
     files = read_layers(find_settings_file(cfg or "finetune")) if cfg or (is_tuned and not line.cfg) else []
-    load(line._replace(cfg=None), needs_file=False, beneath=files)
+    resolve(line, files)
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ RGB = Pixels(3)
 
 
 def settings(dataset: str, path: Path | str = "", evaluate: bool = False, num_classes: int | None = None, **data):
-    config = replaced(Config(), DATA={"DATASET": dataset, "DATA_PATH": str(path), **data})
-    return replaced(config, MODEL={"NUM_CLASSES": num_classes}, START={"EVAL": evaluate})
+    config = replaced(Config(EVAL=evaluate), DATA={"DATASET": dataset, "DATA_PATH": str(path), **data})
+    return replaced(config, MODEL={"NUM_CLASSES": num_classes})
 
 
 def load(*arguments, **options):

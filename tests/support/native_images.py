@@ -64,7 +64,7 @@ def settings_file(photos: Path, channels: int = CHANNELS) -> Path:
 
 def measured(loaded: LoadedConfig, began: Mapping = {}, process: Process | None = None) -> tuple[Config, ImageSet]:
     """Return the settings with the statistics of the training images, and the validation set with notes about them."""
-    wanted = "validation" if loaded.config.START.EVAL else "both"
+    wanted = "validation" if loaded.config.EVAL else "both"
     opened = open_data(loaded.config, wanted, prior_facts_of(loaded)._replace(began=began), process)
     return opened.config, opened.val
 

@@ -10,5 +10,5 @@ def open_sets(
     config: Config, say: Callable[[str], None] = print, saved: SavedData | None = None
 ) -> tuple[ImageSet | None, ImageSet]:
     """Return the training images, unless the settings are of an evaluation, and the validation images."""
-    opened = open_data(config, "validation" if config.START.EVAL else "both", PriorFacts(saved=saved), say=say)
+    opened = open_data(config, "validation" if config.EVAL else "both", PriorFacts(saved=saved), say=say)
     return opened.train, opened.val

@@ -29,14 +29,14 @@ def test_flags_with_false_zero_or_none_override_the_file():
     text = "AMP: true\nNAME: a\nMODEL: {PRETRAINED: x.pth}\nTRAIN: {LAST_EPOCH: 5}\nDATA: {NUM_WORKERS: 4}"
     argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "none", "-name=", "-amp", "false"]
     config = load_text(text, *argv).config
-    assert (config.START.LAST_EPOCH, config.DATA.NUM_WORKERS) == (0, 0)
-    assert (config.MODEL.PRETRAINED, config.START.NAME, config.AMP) == (None, "", False)
+    assert (config.TRAIN.LAST_EPOCH, config.DATA.NUM_WORKERS) == (0, 0)
+    assert (config.MODEL.PRETRAINED, config.NAME, config.AMP) == (None, "", False)
 
 
 def test_opts_flag_may_be_repeated_anywhere():
     argv = ["-opts", "TRAIN.BASE_LR=0.1", "SAVE=a=b", "-amp", "-opts", "MODEL.FREEZE=[*, !fc.*]", "SEED=5"]
     config = load_text("", "-eval", *argv).config  # a switch without a value is on, whatever follows
-    assert config.START.EVAL
+    assert config.EVAL
     assert (config.TRAIN.BASE_LR, config.SAVE, config.SEED, config.AMP) == (0.1, "a=b", 5, True)
     assert config.MODEL.FREEZE == ("*", "!fc.*")
 
@@ -101,7 +101,7 @@ def test_original_paddlevit_command_line_is_accepted():
     command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet'
                  -ngpus=8 -eval -pretrained='./vit_base_patch16_224' -amp"""
     config = load(shlex.split(command)).config
-    assert (config.START.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.START.NGPUS) == (True, True, 32, 8)
+    assert (config.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.NGPUS) == (True, True, 32, 8)
     assert (config.DATA.DATA_PATH, config.MODEL.PRETRAINED) == ("/dataset/imagenet", "./vit_base_patch16_224")
     assert config.MODEL.NUM_CLASSES is None
     for words in ("--local-rank=3", "--local_rank=3", "--local-rank 3"):  # the flag that a launcher passes

@@ -2,7 +2,6 @@
 
 import pytest
 
-from configs.flags import parse
 from configs.load import load
 from configs.schema import Shape
 from configs.values import flatten, unflatten
@@ -12,7 +11,7 @@ from utils.errors import ConfigError
 
 
 def config_with(*words: str):
-    return load(parse(["-cfg", "vit_digits", *words])).config
+    return load(["-cfg", "vit_digits", *words]).config
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ def test_size_has_one_value_for_all_spellings_and_survives_files(tmp_path, text,
     (tmp_path / "again.yaml").write_text(
         f"BASE: [{ROOT}/configs/vit_digits.yaml]\nDATA: {{IMAGE_SIZE: {text.lstrip('+')}}}\n"
     )
-    assert load(parse(["-cfg", str(tmp_path / "again.yaml")])).config.DATA.shape == Shape(*shape)
+    assert load(["-cfg", str(tmp_path / "again.yaml")]).config.DATA.shape == Shape(*shape)
 
 
 @pytest.mark.parametrize("text", ["0x10", "16x", "x16", "16x-4", "16x32x3", "16x9000", "x", "[]", "16*32", "0"])
@@ -49,7 +48,7 @@ def test_schedule_of_squares_is_refused_with_another_shape():
 
 def test_crops_of_training_images_follow_the_shape_unless_set():
     def ratio_with(*words: str) -> tuple[float, ...]:
-        return load(parse(["-cfg", "finetune", *words])).config.DATA.CROP_RATIO
+        return load(["-cfg", "finetune", *words]).config.DATA.CROP_RATIO
 
     assert ratio_with("-image_size", "32") == (3 / 4, 4 / 3)
     assert ratio_with("-image_size", "16x64") == pytest.approx((3, 16 / 3))

@@ -2,9 +2,10 @@
 
 import pytest
 
-from configs.load import load, to_yaml
+from configs.flags import parse
+from configs.load import load, resolve, to_yaml
 from configs.values import SETTINGS, flatten
-from configs.yaml_files import Layer
+from configs.yaml_files import Layer, read_layers
 from models import build_model
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import ema, load_text, write, yaml_of
@@ -125,7 +126,7 @@ def test_ending_of_a_typed_path_chooses_the_kind_of_data(words, expected):
 
 def test_settings_file_overrides_settings_of_the_weights():
     weights = Layer("the weights", {"MODEL.DROPOUT": "0.1", "MODEL.DROPPATH": "0.2"})
-    model = load(["-cfg", write("MODEL: {DROPOUT: 0.3}")], weights=weights).config.MODEL
+    model = resolve(parse([]), read_layers(write("MODEL: {DROPOUT: 0.3}")), weights).config.MODEL
     assert (model.DROPOUT, model.DROPPATH) == (0.3, 0.2)
 
 
@@ -139,7 +140,7 @@ def test_empty_name_or_path_in_a_settings_file_is_refused(given):
 
 
 def test_empty_name_is_accepted_for_a_new_run():
-    assert load_text("NAME: ''").config.START.NAME == ""
+    assert load_text("NAME: ''").config.NAME == ""
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "digits"])

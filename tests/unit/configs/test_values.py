@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from configs.load import to_yaml
+from configs.schema import Config
 from configs.values import SETTINGS, flatten, unflatten
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.configs import load_text, write
@@ -47,6 +48,10 @@ def test_saved_values_keep_origin_and_yaml_type():
         for part in key.split("."):
             found = found[part]
         assert found == value
+
+
+def test_settings_of_one_start_in_a_saved_run_have_no_effect():
+    assert unflatten({"EVAL": True, "MODEL.RESUME": "auto", "RUN.MAX_TIME": "1s", "SEED": 4}) == Config(SEED=4)
 
 
 # A section of arguments (MODEL.KWARGS) whose types are not in the schema.

@@ -29,7 +29,7 @@ def test_settings_file_overrides_its_base_files_loaded_depth_first():
     write("BASE: shared/one.yaml\nSEED: 3\nNAME: c\n", "three.yaml")  # a file may be the BASE of two files
     loaded = load_text("BASE: [shared/two.yaml, '', three.yaml]\nSEED: 4\n")
     config = loaded.config
-    assert (config.SEED, config.START.NAME, config.SAVE, config.SAVE_FREQ) == (4, "c", "one", 1)
+    assert (config.SEED, config.NAME, config.SAVE, config.SAVE_FREQ) == (4, "c", "one", 1)
     assert loaded.origins["SAVE_FREQ"] == "shared/one.yaml"
 
 
@@ -66,7 +66,7 @@ def test_binary_file_or_folder_as_cfg_is_refused():
 def test_file_with_bom_crlf_and_python_tags_loads():
     Path("x.yaml").write_bytes("\ufeffSEED: 7\r\nNAME: !!python/object:os.system ä\r\n".encode())
     config = load(["-cfg", "x.yaml"]).config
-    assert (config.SEED, config.START.NAME) == (7, "ä")
+    assert (config.SEED, config.NAME) == (7, "ä")
 
 
 def test_missing_cfg_error_shows_how_to_train_on_photos():

@@ -88,7 +88,7 @@ def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
     for name in ("fox", "gnu"):
         kept = SavedData(val.classes, val.split, validation_facts(val))
         file.write_text(re.sub(r",(cat|fox)\n", f",{name}\n", file.read_text()))
-        config = replaced(settings("csv", file), START={"ALLOW_CHANGED": ("CLASS_NAMES",)})
+        config = replaced(settings("csv", file), RESUME={"ALLOW_CHANGED": ("CLASS_NAMES",)})
         for _ in range(2):
             _, val = open_sets(config, saved=kept)
             assert {*keys_of(val)} == before
@@ -328,7 +328,7 @@ def test_resumed_and_evaluated_runs_keep_the_folds_when_photos_are_added(tmp_pat
     changed = {"ALLOW_CHANGED": ("CLASS_NAMES",)}
     for number, (_, val) in parts.items():
         before |= dict.fromkeys(keys_of(val), number)
-        config = replaced(settings("imagefolder", photos, FOLD=f"{number}/5"), START=changed)
+        config = replaced(settings("imagefolder", photos, FOLD=f"{number}/5"), RESUME=changed)
         (photos / "dog").rename(tmp_path / "dog")  # a resumed run has no new classes
         _, resumed = open_sets(config, saved=kept[number])
         (tmp_path / "dog").rename(photos / "dog")

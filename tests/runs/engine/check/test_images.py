@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from PIL import Image
 
-from configs.schema import Start
 from engine.check.images import ScanResult, check_images
 from engine.quick_checks import OK, WARN, WRONG
 from tests.runs.engine.check.small_photos import sets_of, trouble
@@ -18,7 +17,7 @@ BROKEN = b"no picture"
 def found_in(photos, *options, most: int | None = None, data_set="imagefolder") -> dict[str, tuple[str, str]]:
     """Return the rows of -check about images. `most`: as -check_images."""
     config, *sets = sets_of(photos, *options, data_set=data_set)
-    findings = check_images(replace(config, START=Start(CHECK_IMAGES=most)), *sets)
+    findings = check_images(replace(config, CHECK_IMAGES=most), *sets)
     return {each.title: (each.verdict, each.text) for each in findings}
 
 

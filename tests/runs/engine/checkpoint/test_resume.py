@@ -13,7 +13,7 @@ import yaml
 from safetensors.torch import save_file
 
 from configs.load import load
-from configs.schema import Config, Start
+from configs.schema import Config
 from engine.checkpoint.compare import changes, refuse_changes
 from engine.checkpoint.find import find_newest, newest_in, read_checkpoint
 from engine.checkpoint.format import numbered, remove_old, save_checkpoint
@@ -63,7 +63,7 @@ def read(path: Path) -> dict:
 
 
 def test_saved_settings_do_not_contain_the_resume_flag(trained):
-    assert load(["-cfg", str(run_folder(trained) / "config.yaml")]).config.START.RESUME is None
+    assert load(["-cfg", str(run_folder(trained) / "config.yaml")]).config.MODEL.RESUME is None
     assert "-resume" not in (run_folder(trained) / "config.yaml").read_text()
 
 
@@ -124,7 +124,8 @@ def test_only_caches_with_the_same_pixels_replace_each_other(before, now):
 @pytest.mark.parametrize("case", cases_of("changes_on_resume"))
 def test_allowed_changes_on_resume_are_reported(case):
     changed, now = map(yaml.safe_load, case.split(" now "))
-    config = replaced(Config(), TRAIN=now, START={"ALLOW_CHANGED": ("GLOBAL_BATCH", "AUGMENTATION"), "LAST_EPOCH": 2})
+    allowed = {"ALLOW_CHANGED": ("GLOBAL_BATCH", "AUGMENTATION")}
+    config = replaced(Config(), TRAIN=now | {"LAST_EPOCH": 2}, RESUME=allowed)
     saved = comparable(replaced(config, TRAIN={"NUM_EPOCHS": 300}), order()) | changed
     state = {"epoch": 1, "step": 30, "config": saved, "split": SPLIT, "progress": {"choices": []}}
     found = refuse_changes(config, order(), SPLIT, state, Path("last.pth"))
@@ -137,7 +138,7 @@ def test_allowed_changes_on_resume_are_reported(case):
 def test_advice_to_allow_changes_names_those_that_are_already_allowed():
     changed = {"TRAIN.SMOOTHING": 0.3, "TRAIN.GRAD_CLIP": 7.0}
     state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | changed, "split": SPLIT, "progress": {}}
-    config = replaced(Config(), START={"ALLOW_CHANGED": ("TRAIN.SMOOTHING",)})
+    config = replaced(Config(), RESUME={"ALLOW_CHANGED": ("TRAIN.SMOOTHING",)})
     with refused(ConfigError, "TRAIN.GRAD_CLIP", "TRAIN.SMOOTHING"):
         refuse_changes(config, order(), SPLIT, state, Path("last.pth"))
 
@@ -236,8 +237,8 @@ def test_resume_auto_picks_newest_run_by_name(tmp_path):
 def test_resume_takes_newest_checkpoint_but_evaluation_takes_best_weights(tmp_path, evaluates, file):
     dated, named = (save(tmp_path / name, "last.pth", "best.pth") for name in ("train-20260103-00-00-00", "mine"))
     for resume, name, folder in (("auto", "", dated), ("auto", "mine", named), (str(named), "", named)):
-        start = Start(EVAL=evaluates, RESUME=resume, NAME=name)
-        config = replace(small_config(tmp_path), SAVE=str(tmp_path), START=start)
+        config = replaced(small_config(tmp_path), MODEL={"RESUME": resume})
+        config = replace(config, SAVE=str(tmp_path), EVAL=evaluates, NAME=name)
         assert find_checkpoint(config, Log(1)) == folder / file
 
 

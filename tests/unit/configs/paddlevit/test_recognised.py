@@ -26,7 +26,7 @@ def test_shipped_files_do_not_load_the_translation_of_paddlevits_files(tmp_path)
 def test_values_spelled_as_in_paddlevit_are_read_with_a_note(here):
     words = ["NGPUS=-1", "TRAIN.GRAD_CLIP=0", "PRECISION.DTYPE=fp16", "PRECISION.MODE=apex_O1"]
     loaded = load(["-cfg", "vit_digits", "-amp", "-opts", *words])
-    assert (loaded.config.START.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
+    assert (loaded.config.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
     assert (loaded.config.PRECISION.DTYPE, loaded.config.PRECISION.MODE) == ("float16", "autocast")
     assert sum(" is read as " in note for note in loaded.notes) == 4
 

@@ -44,7 +44,7 @@ def test_mlp_width_in_oldest_dialect_becomes_exact_ratio():
 def test_paddlevit_values_are_translated_with_notes():
     train = "GRAD_CLIP: 0, AUTO_AUGMENT: True, LR_SCHEDULER: {NAME: warmupcosine, MILESTONES: '30, 60, 90'}"
     loaded = load_text(f"NGPUS: -1\nTRAIN: {{{train}}}")
-    assert (loaded.config.START.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
+    assert (loaded.config.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
     assert loaded.config.TRAIN.AUTO_AUGMENT == "original"
     assert loaded.config.TRAIN.LR_SCHEDULER.NAME == "cosine"
     assert loaded.config.TRAIN.LR_SCHEDULER.MILESTONES == (30, 60, 90)

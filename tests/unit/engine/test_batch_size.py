@@ -76,6 +76,7 @@ MODEL = "MODEL.EMBED_DIM=64"
 SETTINGS = {
     "plain": "",
     "ema": "TRAIN.MODEL_EMA=true",
+    "balanced": "DATA.SAMPLER=balanced TRAIN.CLASS_WEIGHTS=auto",
     "half": "AMP=true PRECISION.DTYPE=bfloat16",
     "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16",
     "frozen": "MODEL.FREEZE=[*,!head]",

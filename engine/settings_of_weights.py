@@ -26,7 +26,7 @@ ADAPTED = {
 OF_TASK, ONLY_OF_TASK = {"TRAIN.OBJECTIVE", "DATA.LABEL_SEPARATOR"}, {"TRAIN.LOSS", "TRAIN.BEST_METRIC"}
 OF_TARGETS = ("DATA.SAMPLER", "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", *SCALE)
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
-# {value of DATA.DATASET: the pattern of its files}. A folder without them has class folders.
+# {value of DATA.DATASET: the pattern of its files}. A folder without them has other data.
 FILES_OF = {"csv": "*.csv", "parquet": "**/*.parquet"}
 # If one of these settings is given, the command line defines the model. Otherwise the weights define it.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
@@ -106,8 +106,8 @@ def layers_of_run(typed: dict[str, Text], checkpoint: Path | None) -> tuple[Path
 def _settings_of_run(recorded: dict[str, Any], typed: dict[str, Text], origin: str) -> list[Layer]:
     """Return the settings of a run to take over: all to resume it, fewer to evaluate it or to start from its weights.
 
-    If -data_path names a folder of images, but the weights were trained on files that are not in it, such as a CSV
-    file, or on a data set that reads no files, such as digits, DATA.DATASET becomes imagefolder.
+    If -data_path names data of another kind than those of the run, such as class folders after a CSV file, tars after
+    class folders, or photos after the digits, DATA.DATASET follows it.
     """
     saved = recorded
     if is_on(typed, "EVAL"):
@@ -123,23 +123,28 @@ def _settings_of_run(recorded: dict[str, Any], typed: dict[str, Text], origin: s
         if any(typed[key] != taken.get(key) for key in OF_TASK & typed.keys()):
             taken = {key: value for key, value in taken.items() if key not in ONLY_OF_TASK}
     names_path = "DATA.DATA_PATH" in typed and "DATA.DATASET" not in typed
-    if use == "-resume" or not names_path or not _is_of_folders(str(typed["DATA.DATA_PATH"]), taken):
+    dataset = _other_dataset(str(typed["DATA.DATA_PATH"]), taken) if names_path and use != "-resume" else None
+    if dataset is None:
         return [layer_from(origin, taken)]
     of_source = {key for key, each in SETTINGS.items() if each.only and each.only.keys == ["DATA.DATASET"]}
     taken = {key: value for key, value in taken.items() if key not in of_source}
-    by_folder = layer_from("for -data_path", {"DATA.DATASET": "imagefolder"})
-    return [layer_from(origin, taken), by_folder]
+    return [layer_from(origin, taken), layer_from("for -data_path", {"DATA.DATASET": dataset})]
 
 
-def _is_of_folders(path: str, taken: dict[str, Any]) -> bool:
-    """Return whether this path of the command line probably has class folders, unlike the data of these settings."""
+def _other_dataset(path: str, taken: dict[str, Any]) -> str | None:
+    """Return the kind of data at this path of the command line, or None if it is probably that of these settings."""
+    from datasets.sources.recognised import recognise_data
+
     dataset, folder = taken.get("DATA.DATASET"), Path(path).expanduser()
     if dataset is None or dataset in WITHOUT_FILES:  # None: a release removed the data set
-        return True
+        return recognise_data(path)
     has_names = not taken.get("DATA.LABEL_SEPARATOR") and len(taken.get("DATA.COLUMNS") or ()) <= 2
-    if dataset not in FILES_OF or not has_names or taken.get("TRAIN.OBJECTIVE") != "classes":
-        return False
-    return folder.is_dir() and next(folder.glob(FILES_OF[dataset]), None) is None
+    if not has_names or taken.get("TRAIN.OBJECTIVE") != "classes" or not folder.is_dir():
+        return None
+    if dataset in FILES_OF:
+        return recognise_data(path) if next(folder.glob(FILES_OF[dataset]), None) is None else None
+    is_packed = dataset == "imagefolder" and recognise_data(path) in ("shards", "parquet")
+    return recognise_data(path) if is_packed else None
 
 
 def has_batchnorm(config: Config) -> bool:

@@ -88,9 +88,14 @@ def test_loss_and_metric_of_the_weights_are_taken_only_by_their_own_task(words, 
         ("parquet", "cats/1.jpg", {}, "imagefolder"),
         ("parquet", "data/val.parquet", {}, "parquet"),
         ("digits", "cats/1.jpg", {}, "imagefolder"),
+        ("digits", "train-0.tar", {}, "shards"),
+        ("imagefolder", "train-0.tar", {}, "shards"),
+        ("imagefolder", "data/val.parquet", {}, "parquet"),
+        ("imagefolder", "cats/1.jpg", {}, "imagefolder"),
+        ("csv", "train-0.tar", {}, "shards"),
     ],
 )
-def test_typed_folder_without_the_lists_of_the_run_has_class_folders(tmp_path, flag, dataset, file, more, expected):
+def test_typed_folder_without_the_files_of_the_run_is_recognised(tmp_path, flag, dataset, file, more, expected):
     config = replaced(small_config(tmp_path), DATA={"DATASET": dataset, "DATA_PATH": "photos", **more})
     if config.DATA.has_several_labels:
         config = replaced(config, TRAIN={"LOSS": "bce", "BEST_METRIC": "map"})

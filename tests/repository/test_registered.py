@@ -77,6 +77,7 @@ LEARNED = {
 
 @pytest.mark.parametrize(("task", "name"), [(task, name) for task, row in TASKS.items() for name in row.losses])
 def test_outputs_that_minimize_a_registered_loss_are_right(task, name):
+    assert task in LEARNED, f"tests/repository/test_registered.py: add targets of the task {task} to LEARNED"
     targets, read = LEARNED[task]
     loss = build_loss(replaced(Config(), TRAIN={"LOSS": name, "SMOOTHING": 0.0}), None)
     outputs = torch.full((4, 3), 0.1, requires_grad=True)
@@ -186,11 +187,12 @@ def test_registered_task_has_a_class_targets_and_scores(name):
     cls = task_class(name)
     assert issubclass(cls, Task), f"derive {cls} from Task"
     assert name == "classes" or cls is not ClassTask, f"engine/tasks/__init__.py: add {name} to task_class"
-    options = {"classes": [], "labels": ["DATA.LABEL_SEPARATOR=|"], "numbers": ["TRAIN.OBJECTIVE=numbers"]}[name]
-    config = load(["-opts", "DATA.DATASET=csv", *options], needs_file=False).config
+    option = "DATA.LABEL_SEPARATOR=|" if name == "labels" else f"TRAIN.OBJECTIVE={name}"
+    config = load(["-opts", "DATA.DATASET=csv", option], needs_file=False).config
     kind = kind_of(config)
     assert issubclass(kind, OneLabel), "datasets/targets/: derive it from OneLabel"
-    assert (name == "classes") == (kind is OneLabel), f"datasets/targets/kinds.py: add {name} to kind_of"
+    has_one_class = row.has_classes and not row.has_several_classes
+    assert has_one_class == (kind is OneLabel), f"datasets/targets/kinds.py: add {name} to kind_of"
     assert {*row.metrics} <= METRICS.keys(), f"configs/tables.py: add the metrics of {name} to METRICS"
 
 

@@ -102,6 +102,7 @@ def test_sweep_grid_covers_every_setting_seed_and_fold(tmp_path, start, pretende
     assert len(pretended.started) == len(found) == 16
     assert len({tuple(row[key] for key in ("TRAIN.BASE_LR", "MODEL.DEPTH", "seed", "fold")) for row in found}) == 16
     assert all((row["state"], row["epoch"], row["seconds"]) == ("done", "2", "5.0") for row in found)
+    assert "lists images whose label is probably wrong" in printed, "the folds have judged all images"
     assert_cases("sweep", printed)
     words = pretended.commands["trial-003"]
     assert {"TRAIN.BASE_LR=0.1", "MODEL.DEPTH=1", "DATA.FOLD=1/2"} <= set(words) and flag(words, "-seed") == "1"
@@ -110,7 +111,9 @@ def test_sweep_grid_covers_every_setting_seed_and_fold(tmp_path, start, pretende
 
 def test_sweep_trial_with_smallest_loss_is_best(tmp_path, start, pretended, monkeypatch):
     monkeypatch.setattr(pretended, "metric", "loss")
-    assert_cases("sweep_of_losses", start("-over", "TRAIN.BASE_LR=0.1,0.3"))
+    printed = start("-over", "TRAIN.BASE_LR=0.1,0.3")
+    assert "lists images whose label" not in printed, "no folds"
+    assert_cases("sweep_of_losses", printed)
 
 
 def test_sweep_restarts_killed_trials_but_not_finished_ones(tmp_path, start, pretended):

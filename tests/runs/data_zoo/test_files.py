@@ -27,6 +27,7 @@ from tests.runs.data_zoo.files import (
 )
 from tests.support.image_sets import load, settings
 from tests.support.refusals import refused
+from utils.errors import DataError
 
 pytestmark = pytest.mark.slow
 
@@ -221,6 +222,15 @@ def test_missing_pillow_heif_is_reported_if_data_has_heif_photos(tmp_path, monke
     assert len(in_shards) == 4
     with refused(ImageReadError, "pip install pillow-heif"):
         read_all(in_shards)
+
+
+def test_class_folder_whose_files_only_native_pixels_read_says_so(tmp_path):
+    root = tmp_path / "photos"
+    for name in ("ant/a.jpg", "bee/a.npy"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(photo("JPEG"))
+    with refused(DataError, root / "bee", "no images in this folder", ".npy", "DATA.PIXELS=native reads"):
+        load("imagefolder", root)
 
 
 def test_exif_orientation_also_applies_to_torchvision_images():

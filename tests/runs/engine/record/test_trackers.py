@@ -171,7 +171,8 @@ def test_mlflow_has_all_rows_of_a_resumed_run(resumed, folder):
             assert points == [(step, pytest.approx(expected[step])) for step, _ in points], name
     status = status_of(folder)
     assert mlflow_points(shown, "best/top1")[-1] == (status["best"]["epoch"], status["best"]["top1"])
-    assert (shown / "params" / "TRAIN.BASE_LR").read_text() == "0.001"
+    params = {name: (shown / "params" / name).read_text() for name in ("TRAIN.BASE_LR", "DATA.DATASET")}
+    assert params == {"TRAIN.BASE_LR": "0.001", "DATA.DATASET": "digits"}
     assert "status: 3" in (shown / "meta.yaml").read_text()  # FINISHED
     assert (shown / "artifacts" / "config.yaml").is_file()
 

@@ -18,7 +18,7 @@ from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
 from tests.support.image_sets import draw_photos
 from tests.support.runs import rows, run_folder, status_of, typed
-from tests.support.saved_runs import write_json, write_run
+from tests.support.saved_runs import write_json, write_results, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -247,6 +247,14 @@ def test_report_says_if_scored_images_chose_the_epoch(tmp_path, epochs, chooses)
     text = page_of(folder).text
     assert "On other images like these, expect " in text
     assert ("these also chose the weights, so it may be a little less" in text) == chooses
+
+
+@pytest.mark.parametrize("epoch", [3, 4])
+def test_report_says_if_its_figures_are_of_an_earlier_best_epoch(tmp_path, epoch):
+    folder = write_run(tmp_path / "run", epochs=5)  # the best is epoch 4
+    write_results(folder, ("cat", "dog"), epoch=epoch)
+    said = "Results of epoch 3, which was the best when these figures were written." in page_of(folder).text
+    assert said == (epoch == 3)
 
 
 def test_damaged_run_folder_gets_a_report_or_an_error_naming_it(tmp_path):

@@ -769,8 +769,9 @@ class Config:
     PRECISION: Precision = Precision()
     DIST: Dist = Dist()
     START: Start = Start()
-    AMP: bool = setting(False, help=
-        "Mixed precision: autocast and a GradScaler, in training and evaluation.")
+    AMP: bool | Literal["auto"] = setting(False, help=
+        "Mixed precision: autocast and a GradScaler, in training and evaluation. auto: on if it makes this model's "
+        "updates faster, which a run measures for a few seconds at its start.")
     SEED: int = setting(0, bounds=(0, MAX_INT), help=
         "Seed of the initial weights, the order of the images, augmentation and dropout.")
     SAVE: str = setting("./output", form=LOCAL, role=RECORD, help=

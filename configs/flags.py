@@ -37,7 +37,7 @@ FLAGS = {
         "-check_images": ("CHECK_IMAGES", "N"),
     },
     "precision and speed": {
-        "-amp": ("AMP", "false"),
+        "-amp": ("AMP", "false|auto"),
         "-amp_dtype": ("PRECISION.DTYPE", "TYPE"),
         "-compile": ("COMPILE", "false"),
         "-profile": ("PROFILE", "N"),

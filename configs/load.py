@@ -4,13 +4,13 @@ Some settings are then derived from others.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from configs.checks import check_settings, is_typed
 from configs.flags import CommandLine, parse
 from configs.removed import REMOVED, check_removed
-from configs.schema import AUTO, MODEL, VIT_FIELDS, Config
+from configs.schema import MODEL, VIT_FIELDS, Config
 from configs.tables import TORCH_OPTIMIZERS
 from configs.translate.other_programs import replace_words
 from configs.translate.paddlevit import translate_paddlevit
@@ -47,22 +47,6 @@ class LoadedConfig:
     started: float = field(default_factory=when_started)  # when the program started, by time.monotonic()
     weights: Layer | None = None  # settings implied by the pretrained weights, below all other layers
     choice: dict | None = None  # the record of MODEL.PRETRAINED choose, see engine/choice/choose.py
-
-    def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
-        """Return a copy with a number instead of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""
-        origins = self.origins | {"DATA.BATCH_SIZE": f"auto ({self.origins['DATA.BATCH_SIZE']}): {how}"}
-        return replace(self, config=self.config.changed("DATA", BATCH_SIZE=number), origins=origins)
-
-    def with_default_batch_size(self) -> "LoadedConfig":
-        """Return a copy with the default batch size instead of auto, and a note.
-
-        This is for programs that do not train.
-        """
-        if self.config.DATA.BATCH_SIZE != AUTO:
-            return self
-        default = SETTINGS["DATA.BATCH_SIZE"].default
-        note = f"DATA.BATCH_SIZE auto is for training only; using the default, {default}"
-        return replace(self.with_batch_size(default, "the default"), notes=[*self.notes, note])
 
 
 class Merged(NamedTuple):

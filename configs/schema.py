@@ -774,8 +774,9 @@ class Config:
     NGPUS: int | None = setting(None, bounds=(1, 1_000), role=START, help=
         "Processes to start without a launcher; not set: one, or with main_multi_gpu one per visible device.")
     DIST: Dist = Dist()
-    AMP: bool = setting(False, help=
-        "Mixed precision: autocast and a GradScaler, in training and evaluation.")
+    AMP: bool | Literal["auto"] = setting(False, help=
+        "Mixed precision: autocast and a GradScaler, in training and evaluation. auto: on if it makes this model's "
+        "updates faster, which a run measures for a few seconds at its start.")
     SEED: int = setting(0, bounds=(0, MAX_INT), help=
         "Seed of the initial weights, the order of the images, augmentation and dropout.")
     SAVE: str = setting("./output", form=LOCAL, role=RECORD, help=

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import nn
 
 from configs.schema import Config
 from configs.values import SETTINGS
@@ -205,6 +206,7 @@ class StepTrial:
         config = config.changed("DATA", SAMPLER="shuffle")  # invented images may lack a class
         self.config = replace(config.changed("MODEL", NUM_CLASSES=num_classes), COMPILE=False)
         self.device, self.stop, self.has_others = process.device, stop, process.world_size > 1
+        self.process = Process(self.device)  # computes alone, so that another process may try another size
         self.trainer: Trainer | None = None
         self.has_fitted = False
 
@@ -230,21 +232,27 @@ class StepTrial:
         return False
 
     def update(self, count: int, times: int = 1) -> None:
-        num_images = count * self.config.TRAIN.ACCUM_ITER
-        config = self.config.changed("DATA", BATCH_SIZE=count, SYNTHETIC_SIZE=num_images)
-        train_data = build_train_data(config, invent_images(config), Process(self.device))
-        if self.trainer is None:
-            self.begin(config, train_data)
-        with contextlib.closing(train_data.windows(0, times)) as windows:
+        with contextlib.closing(self.prepare(count).windows(0, times)) as windows:
             for window in windows:
                 self.trainer.update(window)
 
+    def prepare(self, count: int) -> TrainData:
+        """Return the data of updates with micro-batches of this size, and build the trainer if there is none."""
+        num_images = count * self.config.TRAIN.ACCUM_ITER * self.process.world_size
+        config = self.config.changed("DATA", BATCH_SIZE=count, SYNTHETIC_SIZE=num_images)
+        train_data = build_train_data(config, invent_images(config), self.process)
+        if self.trainer is None:
+            self.begin(config, train_data)
+        return train_data
+
+    def new_model(self, config: Config) -> nn.Module:
+        """Return a model with random weights."""
+        return add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
+
     def begin(self, config: Config, train_data: TrainData) -> None:
-        model = add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         # The trial has its own loss scale, because updates change the loss scale.
-        process, silent = Process(self.device), Log(rank=1)
-        plan = StepPlan.of_trial(config, process, train_data.image_set)
-        self.trainer = build_trainer(plan, model, train_data, silent)
+        plan = StepPlan.of_trial(config, self.process, train_data.image_set)
+        self.trainer = build_trainer(plan, self.new_model(config), train_data, Log(rank=1))
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in self.trainer.parameters]
 

@@ -37,8 +37,8 @@ from utils.errors import ConfigError
 from utils.log import Log
 
 OpenData = Callable[["Inputs"], OpenedData]
-# (inputs, number of training images, number of classes) -> batch size, and how it was found
-FindBatchSize = Callable[["Inputs", int, int], tuple[int, str]]
+# (inputs, number of training images, number of classes) -> inputs without the value auto
+ChooseValues = Callable[["Inputs", int, int], "Inputs"]
 
 
 @dataclass(frozen=True)
@@ -224,18 +224,17 @@ def prior_facts_of(loaded: LoadedConfig) -> PriorFacts:
     return PriorFacts(implied=implied, origins=loaded.origins, typed=typed)
 
 
-def plan_training(inputs: Inputs, open_data: OpenData, find_batch_size: FindBatchSize) -> TrainPlan:
-    """Read the data and make the plan of a training run. Collective. `find_batch_size` serves DATA.BATCH_SIZE auto."""
+def plan_training(inputs: Inputs, open_data: OpenData, choose_values: ChooseValues) -> TrainPlan:
+    """Read the data and make the plan of a training run. Collective.
+
+    `choose_values` serves AMP and DATA.BATCH_SIZE auto.
+    """
     process, opened = inputs.process, open_data(inputs)
     train, val, inputs = opened.train, opened.val, inputs.settled(opened)
     facts = data_facts(train, val)
     refuse_other_data(inputs, facts)
-    if inputs.config.DATA.BATCH_SIZE == AUTO:
-        number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
-        if number is None or not is_run(inputs.saved):
-            num_classes = inputs.config.MODEL.NUM_CLASSES or len(val.classes)
-            number, how = find_batch_size(inputs, len(train), num_classes)
-        inputs = replace(inputs, loaded=inputs.loaded.with_batch_size(number, how))
+    if AUTO in (inputs.config.AMP, inputs.config.DATA.BATCH_SIZE):
+        inputs = choose_values(inputs, len(train), inputs.config.MODEL.NUM_CLASSES or len(val.classes))
     config = inputs.config
     # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
     # elastic run always uses the global batch of its largest size. A resumed run keeps its global batch if BATCH_SIZE

@@ -15,7 +15,8 @@ from utils.text import align, counted, printable
 
 def describe_training(plan: TrainPlan, model: str) -> list[str]:
     """Return the lines that a run logs before it trains. `model` is a description of the model without its name."""
-    lines = [*(f"batch size: {how}" for how in describe_batch_size(plan)), *align(list(_most_important(plan, model)))]
+    chosen = [f"{title}: {line}" for title, lines in describe_chosen(plan).items() for line in lines]
+    lines = [*chosen, *align(list(_most_important(plan, model)))]
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{shape} from epoch {start + 1} on" for start, shape in plan.config.train_shapes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
@@ -57,7 +58,11 @@ def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
         f"{counted(len(plan.classes), config.task.noun)}",
     )
     yield "training", f"{with_origins(values, origins)}; an epoch is {order.describe_epoch()}"
-    yield "precision", plan.precision.describe(f" ({_origin('AMP', origins)})")
+    yield "precision", describe_precision(plan, f" ({_origin('AMP', origins)})")
+
+
+def describe_precision(plan: TrainPlan, origin: str = "") -> str:
+    return plan.precision.describe(origin, trains=True, is_fastest=bool(how_chosen(plan, "AMP")))
 
 
 def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
@@ -95,7 +100,16 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
     }
 
 
-def describe_batch_size(plan: TrainPlan) -> list[str]:
-    """Return a line about the batch size if DATA.BATCH_SIZE is auto."""
-    origin, _, how = plan.inputs.loaded.origins["DATA.BATCH_SIZE"].partition(": ")
-    return [f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"] if origin.startswith("auto (") else []
+def describe_chosen(plan: TrainPlan) -> dict[str, list[str]]:
+    """Return {title: lines} about the settings whose value is auto."""
+    precision, size = how_chosen(plan, "AMP"), how_chosen(plan, "DATA.BATCH_SIZE")
+    return {
+        "-amp auto": [precision] if precision else [],
+        "batch size": [f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {size}"] if size else [],
+    }
+
+
+def how_chosen(plan: TrainPlan, key: str) -> str:
+    """Return how the value of a setting that is auto was chosen, or "" for other settings."""
+    origin, _, how = plan.inputs.loaded.origins[key].partition(": ")
+    return how if origin.startswith("auto (") else ""

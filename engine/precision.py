@@ -7,7 +7,6 @@ from configs.schema import Config
 from engine.train.loss_scale import LossScaler
 from models.parts import starts_with_convolution
 from utils.errors import ConfigError
-from utils.host import half_speedup
 
 
 def choose_half(
@@ -39,9 +38,6 @@ def scaler_class(device: torch.device) -> type[LossScaler]:
     return FusedLossScaler
 
 
-WORTHWHILE = 1.3  # the speedup over float32 from which -amp is recommended
-
-
 class Precision:
     """The autocast and the GradScaler of a run."""
 
@@ -69,18 +65,26 @@ class Precision:
             mode = "float8 in large Linear layers, else autocast"
         return f"{mode} {str(self.half).removeprefix('torch.')}"
 
-    def describe(self, origin: str = "") -> str:
-        """Return a line with the precision, where it was set, why it was chosen, and advice from the measured speed."""
-        speedup = half_speedup(self.device, self.half or torch.bfloat16)
-        advice = speed_advice(self.device, self.half, speedup)
+    def describe(self, origin: str = "", trains: bool = False, is_fastest: bool = False) -> str:
+        """Return a line with the precision, where it was set, why it was chosen, and advice on a better choice.
+
+        `trains`: whether -amp auto could choose the precision. `is_fastest`: whether it has.
+        """
         if self.half is None:
-            return f"float32{origin}, as {self.reason}{advice}"
+            advice = "; -amp auto uses half precision where it is faster" if trains and not is_fastest else ""
+            return f"float32{origin}, {'the faster one' if is_fastest else f'as {self.reason}'}{advice}"
         scale = " with GradScaler"
         if self.half is torch.float16:  # with other types the scale is 1 and gradients are only checked
             moves = "moving" if self.scaler.moves else "constant"
             scale += f" (loss scale {self.scaler.get_scale():g}, {moves})"
         if self.is_float8:
             advice = "" if self._config.COMPILE else "; float8 is faster only with -compile"
+        elif self.device.type == "cpu":
+            advice = "" if is_fastest else slowness_on_cpu(self.half, "use -amp auto" if trains else "leave -amp out")
+        else:
+            has_better = self.half is torch.float16 and self.device.type != "mps" and has_bfloat16(self.device)
+            better = f"; this {self.device.type} device also supports bfloat16, which needs no loss scale: use "
+            advice = f"{better}-amp_dtype bfloat16" if has_better else ""
         return f"{self.name}{scale}{origin}, {self.reason}{advice}"
 
     def autocast(self) -> torch.autocast:
@@ -123,27 +127,23 @@ class Precision:
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
 
 
-def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float) -> str:
-    """Return advice on a faster precision. `speedup` compares the half type (bfloat16 without -amp) with float32."""
-    what = "processor" if device.type == "cpu" else f"{device.type} device"
-    if half is None:
-        advice = f"; this {what} multiplies matrices about {speedup:.1f} times as fast in bfloat16: use -amp"
-        return advice if speedup > WORTHWHILE else ""
-    name = str(half).removeprefix("torch.")
-    if device.type == "cpu" and half is torch.float16:  # attention is slow in float16 even if large layers are fast
-        slower = f", about {1 / speedup:.1f} times slower than float32 on this CPU" if speedup < 0.9 else ""
-        return f"; float16 is slow on CPUs{slower}: use -amp_dtype bfloat16, or leave -amp out"
-    if speedup < 1:
-        slower = f"about {1 / speedup:.1f} times slower than float32" if speedup < 0.9 else "no faster than float32"
-        return f"; {name} is {slower} on this {what}: leave -amp out, unless you need to save memory"
-    if half is torch.float16 and device.type != "mps" and has_bfloat16(device):
-        return f"; this {what} also supports bfloat16, which needs no loss scale: use -amp_dtype bfloat16"
-    return ""
+def slowness_on_cpu(half: torch.dtype, remedy: str) -> str:
+    """Return a warning with a remedy if this processor multiplies matrices slowly in the half type, or "" if not."""
+    from utils.host import half_speedup
+
+    speedup, name = half_speedup(torch.device("cpu"), half), str(half).removeprefix("torch.")
+    slower = f", about {1 / speedup:.1f} times slower than float32 on this processor" if speedup < 0.9 else ""
+    if half is torch.float16:  # attention is slow in float16 even if large layers are fast
+        return f"; float16 is slow on CPUs{slower}: {remedy}, or use -amp_dtype bfloat16"
+    if speedup >= 1:
+        return ""
+    slower = slower.removeprefix(", ") or "no faster than float32 on this processor"
+    return f"; {name} is {slower}: {remedy}, unless you need to save memory"
 
 
 def amp_hint(amp: bool, device: torch.device) -> str:
-    """Return advice to use -amp, for messages about a lack of memory, or "" if half precision would be slower."""
-    return "" if amp or half_speedup(device, torch.bfloat16) < 1 else ", or use -amp"
+    """Return advice to use -amp, for messages about a lack of memory. On a CPU it saves little memory."""
+    return "" if amp or device.type == "cpu" else ", or use -amp"
 
 
 def check_matmul(mode: str, device: torch.device) -> None:

@@ -25,7 +25,9 @@ def run(loaded: LoadedConfig, process: Process) -> int:
 
         loaded = settings_of_choice(loaded, process)
     if evaluates:
-        loaded = loaded.with_default_batch_size()
+        from configs.auto import without_auto
+
+        loaded = without_auto(loaded)
     session = Session(loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())

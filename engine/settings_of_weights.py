@@ -276,12 +276,14 @@ def override(config: Config, arguments: Sequence[str], for_features: bool = Fals
     """
     if not arguments:
         return config
+    from configs.auto import without_auto
+
     command_line, saved = parse(list(arguments)), flatten(config)
     objectives = [layer.texts.get("TRAIN.OBJECTIVE", config.TRAIN.OBJECTIVE) for layer in command_line.layers]
     if for_features and {*objectives} != {config.TRAIN.OBJECTIVE}:
         saved = {key: value for key, value in saved.items() if not key.startswith("TRAIN.") and key not in OF_TARGETS}
     weights = layer_from("the weights", saved)
-    loaded = resolve(command_line, [weights])
+    loaded = without_auto(resolve(command_line, [weights]))
     refuse_other_pixels(loaded, weights)
     return loaded.config
 

@@ -92,12 +92,12 @@ def open_run(session: Session, loaded: LoadedConfig, stop: StopSignal) -> TrainP
     def open_data(inputs: Inputs) -> OpenedData:
         return open_data_of_run(inputs, parts="both", session=session, signal=lambda: stop.number)
 
-    def find_batch_size(inputs: Inputs, num_images: int, num_classes: int) -> tuple[int, str]:
-        from engine.batch_size import find_batch_size
+    def choose_values(inputs: Inputs, num_images: int, num_classes: int) -> Inputs:
+        from engine.auto_values import choose_values
 
-        return find_batch_size(inputs, num_images, num_classes, stop)
+        return choose_values(inputs, num_images, num_classes, stop)
 
-    plan = plan_training(inputs, open_data, find_batch_size)
+    plan = plan_training(inputs, open_data, choose_values)
     session.log.say(*plan.eval_set.notes)
     return plan
 

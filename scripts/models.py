@@ -85,7 +85,7 @@ def parse(argv: list[str]) -> Namespace:
     add("-batch_size", metavar="N|auto", help="images per update [32]")
     add("-epochs", metavar="N", help="number of epochs [30]")
     add("-device", metavar="NAME", help="device to use [auto]")
-    add("-amp", nargs="?", const="true", metavar="false", help="compute in half precision")
+    add("-amp", nargs="?", const="true", metavar="false|auto", help="compute in half precision")
     add("-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="single settings of the fine-tuning")
     arguments = parser.parse_intermixed_args(argv)
     chooses = arguments.data_path or arguments.dataset  # some data sets need no path

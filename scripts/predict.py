@@ -121,15 +121,26 @@ def add_model_flags(parser: Parser, ngpus_help: str) -> Callable:
     add("-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=opts_help)
     add = parser.add_argument_group("computing").add_argument
     amp_help = "compute in half precision: faster, but a few answers differ"
-    add("-amp", nargs="?", const="true", metavar="false", help=amp_help)
+    add("-amp", nargs="?", const="true", type=amp_of_prediction, metavar="false", help=amp_help)
     add("-batch_size", type=at_least(1), metavar="N", help="images per batch [as in the run's evaluation]")
     add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="device to use [auto]")
     add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)
     return add_for_model
 
 
+def amp_of_prediction(amp: str) -> str:
+    """Return a value of AMP. Raise ConfigError for auto."""
+    if amp.lower() == "auto":
+        raise ConfigError("-amp auto: it times updates of a training, and here are none; give -amp, or leave it out")
+    return amp
+
+
 def settings_flags(arguments: argparse.Namespace) -> list[str]:
     """Return the flags that override settings of the model, in the form that the training programs take."""
+    for option in arguments.opts:
+        key, _, text = option.partition("=")
+        if key.strip() == "AMP":
+            amp_of_prediction(text.strip())
     values = {"-cfg": arguments.cfg, "-amp": arguments.amp, "-batch_size_eval": arguments.batch_size}
     values["-image_size"] = arguments.image_size
     flags = [word for flag, value in values.items() if value is not None for word in (flag, str(value))]

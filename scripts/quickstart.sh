@@ -5,14 +5,8 @@ cd "$(dirname "$0")/.."
 before=${VIRTUAL_ENV:-}
 source scripts/environment.sh
 enter_environment requirements.txt
-about=$(halfstep -version)
-echo "$about"
-amp=(-amp)
-if [[ $about == *"leave -amp out"* ]]; then
-    echo "training in float32, because half precision is slower here"
-    amp=()
-fi
-halfstep train -cfg vit_digits ${amp[@]+"${amp[@]}"} "$@"
+halfstep -version
+halfstep train -cfg vit_digits -amp auto "$@"
 if [ "$before" != "$VIRTUAL_ENV" ]; then
     echo "first, to continue in this shell:"
     [ "$OLDPWD" = "$PWD" ] || echo "  cd $(printf %q "$PWD")"

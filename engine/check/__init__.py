@@ -16,7 +16,7 @@ import numpy as np
 from configs.load import LoadedConfig
 from datasets import CacheProgress, OpenedData, open_data
 from datasets.opening import PartsToRead
-from engine.batch_size import find_batch_size, measure_step
+from engine.batch_size import measure_step
 from engine.build import build, make_model, prepare_torch
 from engine.check.images import check_images
 from engine.check.memory import check_memory, measure_memory, program_memory
@@ -25,7 +25,7 @@ from engine.eval_run import weights_to_score
 from engine.memory import free_memory, reports_memory
 from engine.parallel import is_sharded
 from engine.plan import Inputs, TrainPlan, plan_training, prior_facts_of, read_inputs
-from engine.plan_lines import describe_batch_size, notes_on
+from engine.plan_lines import describe_chosen, describe_precision, how_chosen, notes_on
 from engine.precision import Precision
 from engine.quick_checks import (
     OK,
@@ -112,7 +112,11 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
 
         loaded = settings_of_choice(loaded, simulated_process(loaded.config.DEVICE, world_size, local_size))
     evaluates = loaded.config.EVAL
-    steps = Check(loaded.with_default_batch_size(), "validation") if evaluates else Check(loaded, "both")
+    if evaluates:
+        from configs.auto import without_auto
+
+        loaded = without_auto(loaded)
+    steps = Check(loaded, "validation" if evaluates else "both")
     with suppress(UserError):
         steps.plan_run(world_size, local_size)
     startup = time.monotonic() - loaded.started
@@ -141,6 +145,8 @@ class Check:
 
     def plan_run(self, world_size: int | None, local_size: int | None) -> None:
         """Make the plan as process 0 of a run would make it."""
+        from engine.auto_values import choose_values  # local: only a setting that is auto needs it
+
         config, table = self.config, self.table
         with table.section("device"):
             process = simulated_process(config.DEVICE, world_size, local_size)
@@ -156,7 +162,7 @@ class Check:
             if self.parts == "validation":
                 self.plan = plan_evaluation(self.inputs, self.open_data)
             else:
-                self.plan = plan_training(self.inputs, self.open_data, find_batch_size)
+                self.plan = plan_training(self.inputs, self.open_data, choose_values)
 
     def open_data(self, inputs: Inputs | None = None) -> OpenedData:
         """Open the data as a run would. `inputs` are missing if the checkpoint cannot be read."""
@@ -222,7 +228,7 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
     with suppress(UserError), table.section("model"):
         trainer = build(single, table)
         table.say(f"{config.MODEL.NAME}, {describe_size(trainer.model)}")
-    for title, lines in {"batch size": describe_batch_size(plan), **notes_on(plan)}.items():
+    for title, lines in {**describe_chosen(plan), **notes_on(plan)}.items():
         with table.section(title):
             table.say(*lines)
     for finding in quick_checks(plan, trainer and trainer.model, folder):
@@ -230,7 +236,7 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
     if trainer is None:
         return
     with table.section("precision"):
-        table.say(plan.precision.describe())
+        table.say(describe_precision(plan))
     if plan.inputs.checkpoint:
         with table.section("resume"):
             restore(single, trainer, table)
@@ -254,8 +260,28 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
             table.add(memory)
             enough = memory.verdict == OK
     if enough and WRONG not in table.verdicts and not finished:
-        with table.section("time"):
-            table.say(estimate_time(single, trainer, startup))
+        measure_times(table, single, trainer, startup)
+
+
+def measure_times(table: Table, plan: TrainPlan, trainer: Trainer, startup: float) -> None:
+    """Add the rows about the speed of updates. `startup`: see forecast_run."""
+    if not how_chosen(plan, "AMP"):
+        with table.section("half precision"):
+            table.say(compare_precisions(plan))
+    with table.section("time"):
+        table.say(estimate_time(plan, trainer, startup))
+
+
+def compare_precisions(plan: TrainPlan) -> str:
+    """Time updates in both precisions, and describe the faster one."""
+    from engine.update_times import time_precisions
+
+    config = plan.config
+    times = time_precisions(config, plan.num_classes, plan.process, config.DATA.BATCH_SIZE)
+    if times is None:
+        return "not measured, because updates in both precisions do not fit into memory"
+    advice = {(False, True): ": use -amp", (True, False): ": leave -amp out, unless you need to save memory"}
+    return times.describe() + advice.get((config.AMP, times.half_is_faster), "")
 
 
 def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from configs.schema import RECORD
 from configs.values import flatten, of_role, plain
 from datasets import open_data
 from datasets.split.by_hash import hashes_of
-from engine.batch_size import find_batch_size
+from engine.auto_values import choose_values
 from engine.build import build
 from engine.catalogue import licence_text
 from engine.choice.candidates import Candidate
@@ -42,7 +42,7 @@ def plan_candidate(arguments: Sequence[str], candidate: Candidate, process: Proc
     """Return the plan of a run that fine-tunes the candidate, without a budget. `arguments`: of the command line."""
     loaded = load_settings([*arguments], {"TRAIN.BUDGET": "none", **candidate.settings})
     inputs = read_inputs(loaded, process, SILENT)
-    return plan_training(inputs, lambda inputs: open_data(inputs.config, "both", inputs.prior), find_batch_size)
+    return plan_training(inputs, lambda inputs: open_data(inputs.config, "both", inputs.prior), choose_values)
 
 
 def measure(plan: TrainPlan, candidate: Candidate, began: float) -> tuple[Scored, dict[str, Any]]:

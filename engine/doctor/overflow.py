@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from configs.auto import without_auto
 from configs.schema import Config
 from configs.values import flatten, unflatten
 from datasets import (
@@ -198,7 +199,7 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     refuse_other_kind("run", folder / DOCTOR_FILE, PRESCRIPTION, "rename it")
     config = unflatten(state["config"])
     if cfg:
-        config = load_settings(["-cfg", cfg]).with_default_batch_size().config
+        config = without_auto(load_settings(["-cfg", cfg])).config
     config, scale = precision_of(config, state, half)
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)

@@ -125,8 +125,10 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool,
             f"-raw: {source} is not a checkpoint of a run, and only checkpoints have raw and EMA weights; leave -raw "
             "out"
         )
+    from configs.auto import without_auto
+
     try:  # the settings with which -eval would evaluate these weights
-        loaded = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size()
+        loaded = without_auto(load_settings(["-eval", "-pretrained", source, *flags]))
         refuse_other_pixels(loaded, loaded.weights)
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None

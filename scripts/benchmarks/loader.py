@@ -66,13 +66,14 @@ def main(argv: list[str]) -> int:
 
 def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
     """Measure the loader, the step and both together in turn, with a run's device and settings; print the rates."""
+    from configs.auto import without_auto
     from engine.settings import load_settings
 
     flags = arguments.flags
     where = flags.index("-opts") if "-opts" in flags else len(flags)
     # Use a separate cache folder, because a folder keeps only the newest cache of a data set.
     flags, options = flags[:where], [*flags[where + 1 :], f"DATA.CACHE_PATH={scratch / 'cache'}", "DATA.DROP_LAST=true"]
-    config = load_settings([*flags, "-opts", *options]).with_default_batch_size().config
+    config = without_auto(load_settings([*flags, "-opts", *options])).config
     classes, size = config.MODEL.NUM_CLASSES or 1000, 20 * config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     synthetic = [*options, f"MODEL.NUM_CLASSES={classes}", f"DATA.SYNTHETIC_SIZE={size}"]
     no_path = [each for before, each in zip(["", *flags], flags, strict=False) if "-data_path" not in (before, each)]

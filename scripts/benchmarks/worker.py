@@ -55,10 +55,11 @@ class LoaderWorker:
     num_ahead = 0  # updates whose batches may be loaded before a turn begins; they are not timed
 
     def __init__(self, argv: list[str]):
+        from configs.auto import without_auto
         from datasets import CacheProgress, build_train_data, choose_workers, open_data
         from utils.distributed import Process
 
-        config = load_settings(argv).with_default_batch_size().config
+        config = without_auto(load_settings(argv)).config
         self.process = Process.start(config.DEVICE)
         self.device = self.process.device
         opened = open_data(config, cache=CacheProgress(print, print))
@@ -137,9 +138,10 @@ class TimmWorker(LoaderWorker):
         import timm
         from timm.optim import create_optimizer_v2
 
+        from configs.auto import without_auto
         from utils.distributed import choose_device
 
-        self.config = config = load_settings(argv).with_default_batch_size().config
+        self.config = config = without_auto(load_settings(argv)).config
         self.device, self.num_images, self.num_classes = choose_device(config.DEVICE, 0), config.DATA.BATCH_SIZE, 1000
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True

@@ -63,7 +63,7 @@ def test_commands_and_flags_of_the_program_complete_its_first_word():
         ("train -opts TRAIN.LOS", {"TRAIN.LOSS="}),
         ("train -epochs 5 -opts AMP=true MODEL.KW", {"MODEL.KWARGS."}),
         ("predict latest -opts TRAIN.LOSS=b", {"TRAIN.LOSS=bce"}),
-        ("sweep -over AMP=", {"AMP=true", "AMP=false"}),
+        ("sweep -over AMP=", {"AMP=true", "AMP=false", "AMP=auto"}),
         ("train -opts TRAIN.BASE_LR=", set()),
         ("train -opts MODEL.PRETRAINED=li", {"MODEL.PRETRAINED=lite.pth"}),
         ("train -opts AMP=true -epo", {"-epochs"}),
@@ -153,7 +153,7 @@ def completed(here, line):
         ("halfstep export latest -ca", ["-calibrated"]),
         ("halfstep train -opts TRAIN.LOSS=b", ["bce"]),  # bash keeps TRAIN.LOSS=
         ("halfstep train -opts TRAIN.LR_SCHEDULER.NAME=co", ["cosine", "constant"]),
-        ("halfstep train -opts AMP=", ["true", "false"]),
+        ("halfstep train -opts AMP=", ["true", "false", "auto"]),
         ("halfstep train -opts AMP=false DATA.PIX", ["DATA.PIXELS="]),
         ("halfstep report ", ["latest", RUN]),
         ("halfstep train -data_path /", []),

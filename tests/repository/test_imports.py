@@ -20,7 +20,7 @@ PARTS = {
 
 # Features that most runs do not use. Other files import them only inside the functions that use them.
 RARE = tuple(
-    """configs.translate.paddlevit_files configs.bare_words engine.own_photos datasets.sources.recognised
+    """configs.translate.paddlevit_files configs.bare_words configs.auto engine.own_photos datasets.sources.recognised
     models.weights.recognised models.weights.paddle models.lora models.positions models.trace
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.loading.replacements
     datasets.sources.remote datasets.sources.server engine.train.budget engine.train.distillation
@@ -32,7 +32,7 @@ RARE = tuple(
     datasets.targets.label_sets datasets.targets.numbers
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
-    engine.doctor engine.choice engine.folds engine.labelling""".split()
+    engine.doctor engine.choice engine.folds engine.labelling engine.auto_values engine.update_times""".split()
 )
 
 
@@ -118,7 +118,7 @@ PACKAGES = {
     "configs": (
         "__init__ tables schema image_size removed values yaml_files arguments rare_checks checks bare_words translate "
         "translate.timm_arguments translate.other_programs typed_names flags translate.paddlevit_files "
-        "translate.paddlevit load"
+        "translate.paddlevit load auto"
     ).split(),
     "models": (
         "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights "
@@ -136,9 +136,9 @@ PACKAGES = {
         "train.computing half_copy precision evaluation infer train confidence.temperature features.linear tasks "
         "checkpoint confidence record settings_of_weights own_photos settings predict session provenance memory "
         "first_passes plan eval_plan weights_lines plan_lines fine_tuning_rate quick_checks export report compare "
-        "build batch_size doctor eval_run evaluate_saved evaluate_weights features short_trial choice callback_list "
-        "best_scores saves features.saved labelling features.start folds resumed ending rollback stages check run "
-        "__init__"
+        "build batch_size update_times auto_values doctor eval_run evaluate_saved evaluate_weights features "
+        "short_trial choice callback_list best_scores saves features.saved labelling features.start folds resumed "
+        "ending rollback stages check run __init__"
     ).split(),
 }
 

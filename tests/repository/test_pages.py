@@ -251,7 +251,8 @@ def titles_of_check() -> set[str]:
     found, files = set(), [ROOT / "engine" / name for name in ("plan.py", "plan_lines.py", "quick_checks.py")]
     for file in (*files, *(ROOT / "engine/check").glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        functions = [each for each in ast.walk(tree) if getattr(each, "name", "") in ("refusals", "notes_on")]
+        of_rows = ("refusals", "notes_on", "describe_chosen")
+        functions = [each for each in ast.walk(tree) if getattr(each, "name", "") in of_rows]
         loops = [each for each in ast.walk(tree) if isinstance(each, ast.For) and isinstance(each.target, ast.Tuple)]
         for node in ast.walk(tree):
             name = getattr(getattr(node, "func", None), "attr", getattr(getattr(node, "func", None), "id", ""))

@@ -57,12 +57,11 @@ OF_PROGRAMS = {
     r"[\d,.]+ images/s, [\d,]+ MB": "N images/s, N MB",
     r"time: [\d.]+% waiting.*": "time: N% waiting",
     r"; [\d.]+ s;": "; N s;",
-    r"(, as -amp is off).*": r"\1",
     r"^.*of the time is spent waiting for data.*\n": "",
     r"^.*time: about .*, until [\d:]+.*\n": "",  # only if a run takes long
     r"of [\d.,]+ [KMGT]iB free": "of N free",
     r"about .* until [\d:]+; .*": "about N",
-    r"^(memory +\w+ +).*": r"\1N",
+    r"^((memory|half precision) +\w+ +).*": r"\1N",
     r"^/run/(id|began|saved): .*": r"/run/\1: N",
     r'"(host|pid|pid_ticks|python|device_name|id|validation_digest)": [^,}\n]*': r'"\1": N',
 }

@@ -21,6 +21,7 @@ from types import CodeType
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from tqdm import tqdm
 
 import engine.build
@@ -34,6 +35,7 @@ import engine.saves
 import engine.session
 import engine.settings
 import engine.stages
+import engine.update_times
 from datasets.loading.readers import Reader, TrainReader
 from datasets.sources import arrays
 from datasets.sources.images import FileStorage
@@ -351,6 +353,18 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
     change(engine.first_passes, "raises_when_full", lambda device: True)
     change(engine.stages, "raises_when_full", lambda device: True)
     before_each(engine.first_passes, "fit_micro_batches", limit)
+
+
+def time_updates_as(*speedups: float) -> None:
+    """Time updates as always, but report this speedup of half precision in each process, by its rank."""
+    time_updates = engine.update_times.time_updates
+
+    def report(*arguments) -> tuple[int, list[tuple[float, float]]]:
+        size, rounds = time_updates(*arguments)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return size, [(speedups[rank], 1.0) for _ in rounds]
+
+    change(engine.update_times, "time_updates", report)
 
 
 def compute_in_float64() -> None:

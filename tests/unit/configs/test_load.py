@@ -2,6 +2,7 @@
 
 import pytest
 
+from configs.auto import without_auto
 from configs.flags import parse
 from configs.load import load, resolve, to_yaml
 from configs.values import SETTINGS, flatten
@@ -56,12 +57,15 @@ def test_seemingly_contradictory_settings_are_accepted(words):
     assert load_text("", *words.split()).config
 
 
-def test_programs_that_do_not_train_use_default_for_auto_batch_size():
-    default = SETTINGS["DATA.BATCH_SIZE"].default
-    for size, expected, num_notes in (("auto", default, 1), ("7", 7, 0)):
-        loaded = load_text(f"DATA: {{BATCH_SIZE: {size}}}").with_default_batch_size()
-        assert (loaded.config.DATA.BATCH_SIZE, len(loaded.notes)) == (expected, num_notes)
-        assert "x.yaml" in loaded.origins["DATA.BATCH_SIZE"]
+@pytest.mark.parametrize(
+    ("text", "size", "amp", "num_notes"),
+    [("auto}\nAMP: auto", None, False, 2), ("7}\nAMP: true", 7, True, 0), ("7}\nAMP: Auto", 7, False, 1)],
+)
+def test_programs_that_do_not_train_use_defaults_for_auto(text, size, amp, num_notes):
+    loaded = without_auto(load_text(f"DATA: {{BATCH_SIZE: {text}"))
+    assert loaded.config.DATA.BATCH_SIZE == (size or SETTINGS["DATA.BATCH_SIZE"].default)
+    assert loaded.config.AMP is amp and len(loaded.notes) == num_notes
+    assert "x.yaml" in loaded.origins["DATA.BATCH_SIZE"] and "x.yaml" in loaded.origins["AMP"]
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes-without_effect"))

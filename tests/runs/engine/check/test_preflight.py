@@ -25,7 +25,8 @@ def test_check_passes_a_clean_run(check):
     found = check()
     assert trouble(found) == {}
     names = "device,data set,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
-    names += ",without pictures,updates,learning rate,warm-up,shared memory,output,model,precision,memory,time,disk"
+    names += ",without pictures,updates,learning rate,warm-up,shared memory,output,model,precision,memory,disk"
+    names += ",half precision,time"
     assert set(found) == set(names.split(","))
     assert_names(found["data"][1], "12 training", "6 validation")
 

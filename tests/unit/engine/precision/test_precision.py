@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from engine.precision import Precision, choose_half, half_speedup, set_matmul, speed_advice
+from engine.precision import Precision, amp_hint, choose_half, set_matmul
 from engine.train.optimizers import build_optimizer
 from models import build_model
 from models.transforms import choose_transforms
@@ -18,7 +18,7 @@ from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, scaled_step, update
 from utils.errors import ConfigError
-from utils.host import speedup_of
+from utils.host import half_speedup, speedup_of
 
 
 def make(tmp_path, amp=True, dtype=None, **scaling):
@@ -95,11 +95,27 @@ BESIDE_OTHER_WORK = [(3.9, 6.4), (1.6, 4.9), (1.4, 1.3), (7.7, 1.2), (1.3, 3.1),
 
 
 @pytest.mark.parametrize("rounds", [QUIET, BESIDE_OTHER_WORK, BESIDE_OTHER_WORK[::-1]])
-def test_advice_on_amp_is_the_same_beside_other_work(rounds):
+def test_warning_of_slow_half_precision_is_the_same_beside_other_work(tmp_path, monkeypatch, rounds):
+    half = Precision(make(tmp_path), CPU)
     for times, speedup in ((rounds, 2.6), ([(half, whole) for whole, half in rounds], 1 / 2.6)):
         assert speedup_of(times) == pytest.approx(speedup, rel=0.2)
-        assert ("use -amp" in speed_advice(CPU, None, speedup_of(times))) == (speedup > 1)
-        assert ("leave -amp out" in speed_advice(CPU, torch.bfloat16, speedup_of(times))) == (speedup < 1)
+        monkeypatch.setattr("utils.host.half_speedup", lambda device, half, times=times: speedup_of(times))
+        line = half.describe(trains=True)
+        assert ("use -amp auto" in line) == ("slower" in line) == (speedup < 1)
+        assert ("leave -amp out" in half.describe()) == (speedup < 1), "an evaluation makes no updates"
+        assert half.describe(trains=True, is_fastest=True).endswith("the default on cpu")
+
+
+def test_float32_run_measures_nothing_and_names_auto_precision(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.host.half_speedup", None)
+    whole = Precision(make(tmp_path, amp=False), CPU)
+    assert "; -amp auto uses half precision" in whole.describe(trains=True)
+    assert "-amp auto" not in whole.describe() + whole.describe(trains=True, is_fastest=True)
+
+
+def test_advice_against_lack_of_memory_names_amp_only_on_devices(tmp_path):
+    assert "use -amp" in amp_hint(False, torch.device("cuda"))
+    assert not amp_hint(True, torch.device("cuda")) and not amp_hint(False, CPU)
 
 
 def test_half_precision_speed_is_measured_in_one_thread(monkeypatch):

@@ -1,0 +1,214 @@
+"""AMP auto: times this model's own updates in float32 and in half precision, and chooses the faster one."""
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import timm  # noqa: F401 (each run imports it, so its seconds are no part of the measurement)
+import torch
+from torch import nn
+
+from configs.schema import Config
+from datasets import Batch, Window
+from engine.batch_size import STEP, StepTrial
+from engine.memory import release, reports_memory, shortage
+from engine.parallel import is_sharded
+from engine.precision import Precision
+from models import add_adapters, build_model
+from utils.distributed import Process
+from utils.host import synchronize
+from utils.seed import unchanged_random_state
+from utils.text import counted
+
+SECONDS = 3.0  # time limit, with the construction of the models
+FASTER = 1.03  # half precision must be this many times as fast as float32
+FIRST = 2  # images of the first micro-batches; BatchNorm refuses a batch of one image
+GROWTH = 8  # the largest factor between two sizes
+# Updates of a size in each precision that must fit into the time before a larger size is tried. The first is a warm-up.
+ROUNDS = 3
+MOST_ROUNDS = 10  # after which the times are precise enough
+
+TimeBoth = Callable[[int], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class UpdateTimes:
+    """The shortest times of a model's updates in float32 and in half precision, in seconds."""
+
+    half: str  # the half type, such as bfloat16
+    in_float32: float
+    in_half: float
+    num_rounds: int  # updates in each precision
+    size: int  # images of a micro-batch
+    batch_size: int  # images of a micro-batch of the run
+    is_compiled: bool  # whether the run compiles its model
+
+    @property
+    def speedup(self) -> float:
+        return self.in_float32 / self.in_half
+
+    @property
+    def half_is_faster(self) -> bool:
+        return self.speedup >= FASTER
+
+    def describe(self) -> str:
+        """Return the comparison in words."""
+        conditions = [f"{counted(self.num_rounds, 'update')} each"]
+        if self.size < self.batch_size:
+            conditions.append(f"with {self.size} of {counted(self.batch_size, 'image')}")
+        if self.is_compiled:
+            conditions.append("without torch.compile")
+        names, factor = (self.half, "float32"), self.speedup
+        if factor < 1:
+            names, factor = ("float32", self.half), 1 / factor
+        text = f"{names[0]} is {factor:.{2 if factor < 1.1 else 1}f} times as fast as {names[1]}"
+        if 1 / FASTER < self.speedup < FASTER:
+            text = f"{self.half} is no faster than float32"
+        return f"{text} for this model ({', '.join(conditions)})"
+
+
+def choose_by_speed(config: Config, num_classes: int, process: Process, batch_size: int) -> tuple[bool, str]:
+    """Return the value of AMP that makes updates faster in process 0, and why, in words. Collective."""
+    times = time_precisions(config, num_classes, process, batch_size)
+
+    def choose() -> tuple[bool, str]:
+        if times is None:
+            return True, f"half precision is used, as no update of {FIRST} images in float32 fits into memory beside it"
+        return times.half_is_faster, f"{times.describe()}: {'used' if times.half_is_faster else 'float32 is used'}"
+
+    is_used, how = process.first(choose)
+    return is_used, how
+
+
+def time_precisions(config: Config, num_classes: int, process: Process, batch_size: int) -> UpdateTimes | None:
+    """Time updates in both precisions, or return None if not even a small one fits into memory.
+
+    Each process computes alone, and all at the same time, as in training. With fsdp2 they compute one model together.
+    """
+    device = process.device
+    with unchanged_random_state(device):
+        size, rounds = _time_trials(config, num_classes, process, batch_size)
+    release(device)  # the memory of the trials, before the run trains
+    if reports_memory(device):
+        getattr(torch, device.type).reset_peak_memory_stats(device)  # so that the run reports its own peak
+    if not rounds:
+        return None
+    half = str(Precision(replace(config, AMP=True), device).half).removeprefix("torch.")
+    in_float32, in_half = (min(times) for times in zip(*rounds, strict=True))
+    return UpdateTimes(half, in_float32, in_half, len(rounds), size, batch_size, bool(config.COMPILE))
+
+
+def _time_trials(
+    config: Config, num_classes: int, process: Process, batch_size: int
+) -> tuple[int, list[tuple[float, float]]]:
+    start = time.perf_counter()
+    trials = Trials(config, num_classes, process)
+
+    def left() -> float:
+        return trials.agree(lambda: SECONDS - (time.perf_counter() - start))
+
+    return time_updates(trials.time_both, batch_size, left)
+
+
+def time_updates(
+    time_both: TimeBoth, batch_size: int, left: Callable[[], float]
+) -> tuple[int, list[tuple[float, float]]]:
+    """Return a size of micro-batches, up to `batch_size`, and the seconds of updates in float32 and half precision.
+
+    `time_both(size)` makes an update in each, and raises MemoryError if the size does not fit. `left()` returns the
+    seconds left. The first update of a size is a warm-up, and counts only if there is no time for another one. Without
+    times, not even the smallest size fits.
+    """
+    size, rounds = min(FIRST, batch_size), list[tuple[float, float]]()
+    larger = size
+    while larger > size or not rounds:
+        try:
+            warm_up = time_both(larger)
+        except MemoryError:
+            break
+        # The very first update also loads libraries, so the next one is faster.
+        size, rounds = larger, [time_both(larger) if left() > sum(warm_up) / 2 else warm_up]
+        larger = larger_size(size, batch_size, left() / (ROUNDS * sum(rounds[0])))
+    while rounds and len(rounds) < MOST_ROUNDS and left() > sum(rounds[-1]):
+        rounds.append(time_both(size))
+    return size, rounds
+
+
+def larger_size(size: int, batch_size: int, factor: float) -> int:
+    """Return the next size to try, or `size` itself if it is the last one.
+
+    `factor`: how much longer an update may take. More rounds are worth more than a slightly larger size.
+    """
+    larger = min(int(size * min(factor, GROWTH)), batch_size)
+    if larger < batch_size:
+        larger = larger // STEP * STEP if larger >= STEP else larger // 2 * 2  # even, as images may be mixed in pairs
+    return larger if larger == batch_size or larger >= 2 * size else size
+
+
+class PrecisionTrial(StepTrial):
+    """Updates in one precision with a throw-away trainer like the run's trainer, on random weights and images."""
+
+    def __init__(self, config: Config, process: Process, model: nn.Module):
+        super().__init__(config, config.MODEL.NUM_CLASSES, process)
+        self.process, self.model = process, model
+
+    def new_model(self, config: Config) -> nn.Module:
+        return self.model if is_sharded(config, self.process) else self.model.to(self.device)  # FSDP moves its blocks
+
+    def seconds(self, window: Window) -> float:
+        """Return the seconds of an update."""
+        synchronize(self.device)
+        start = time.perf_counter()
+        self.trainer.update(window)
+        synchronize(self.device)
+        return time.perf_counter() - start
+
+
+class Trials:
+    """A trial in float32 and one in half precision, which make the same updates in turn."""
+
+    def __init__(self, config: Config, num_classes: int, process: Process):
+        config = replace(config.changed("MODEL", NUM_CLASSES=num_classes), COMPILE=False)
+        self.is_sharded = is_sharded(config, process) and process.rendezvous is not None  # not in a simulated process
+        self.process = process if self.is_sharded else Process(process.device)
+        model = add_adapters(build_model(config, num_classes), config)
+        models = {False: copy.deepcopy(model), True: model}
+        self.trials = [PrecisionTrial(replace(config, AMP=amp), self.process, models[amp]) for amp in models]
+        self.size = 0
+        self.window, self.batches = Window(0, 0, 0, iter(())), list[Batch]()
+
+    def agree(self, number: Callable[[], Any]) -> Any:
+        """Return the number of process 0 if the processes compute one model together, else that of this process."""
+        return self.process.first(number) if self.is_sharded else number()
+
+    def time_both(self, size: int) -> tuple[float, float]:
+        """Make an update in each precision, and return the seconds of both. Raise MemoryError if the size is too large.
+
+        With fsdp2, the other processes would wait for the one without memory, so its error ends the run.
+        """
+        try:
+            seconds = self._seconds(size)
+            return self.agree(lambda: seconds[0]), self.agree(lambda: seconds[1])
+        except RuntimeError as error:
+            reason = shortage(error)
+            if self.is_sharded or not reason:
+                raise
+        # This is outside `except`, because the error's traceback keeps tensors of the forward pass alive.
+        for trial in self.trials:
+            if trial.trainer:
+                trial.trainer.replica.zero_grad(set_to_none=True)
+        release(self.process.device)
+        raise MemoryError(reason)
+
+    def _seconds(self, size: int) -> list[float]:
+        if size != self.size:
+            self.batches = []  # before the next ones take memory
+            for trial in self.trials:
+                data = trial.prepare(size)
+            with contextlib.closing(data.windows(0, 1)) as windows:
+                self.window = next(windows)
+                self.batches, self.size = [*self.window.batches], size
+        return [trial.seconds(self.window._replace(batches=iter(self.batches))) for trial in self.trials]

@@ -26,25 +26,37 @@ from utils.text import counted
 SECONDS = 3.0  # time limit, with the construction of the models
 FASTER = 1.03  # half precision must be this many times as fast as float32
 FIRST = 2  # images of the first micro-batches; BatchNorm refuses a batch of one image
-GROWTH = 8  # the largest factor between two sizes
-# Updates of a size in each precision that must fit into the time before a larger size is tried. The first is a warm-up.
-ROUNDS = 3
+SLOWEST, FASTEST = 4, 8  # smallest and largest factor between two sizes: from closer ones, no larger size follows
 MOST_ROUNDS = 10  # after which the times are precise enough
 
 TimeBoth = Callable[[int], tuple[float, float]]
+Rounds = dict[int, list[tuple[float, float]]]  # {images of a micro-batch: seconds in float32 and half precision}
 
 
 @dataclass(frozen=True)
 class UpdateTimes:
-    """The shortest times of a model's updates in float32 and in half precision, in seconds."""
+    """The times of a model's updates in float32 and in half precision, in seconds."""
 
     half: str  # the half type, such as bfloat16
     in_float32: float
     in_half: float
-    num_rounds: int  # updates in each precision
-    size: int  # images of a micro-batch
+    num_rounds: int  # timed updates in each precision
+    sizes: tuple[int, ...]  # images of their micro-batches
     batch_size: int  # images of a micro-batch of the run
     is_compiled: bool  # whether the run compiles its model
+
+    @classmethod
+    def of(cls, half: str, rounds: Rounds, batch_size: int, is_compiled: bool) -> "UpdateTimes":
+        """Return the times of updates of `batch_size` images, from the shortest times of the two largest sizes.
+
+        Other programs disturbed the shortest times least.
+        """
+        if batch_size in rounds:
+            rounds = {batch_size: rounds[batch_size]}
+        sizes = tuple(sorted(rounds))[-2:]
+        shortest = [{size: min(times[kind] for times in rounds[size]) for size in sizes} for kind in (0, 1)]
+        in_float32, in_half = (extrapolate(seconds, batch_size) for seconds in shortest)
+        return cls(half, in_float32, in_half, sum(len(rounds[size]) for size in sizes), sizes, batch_size, is_compiled)
 
     @property
     def speedup(self) -> float:
@@ -57,8 +69,8 @@ class UpdateTimes:
     def describe(self) -> str:
         """Return the comparison in words."""
         conditions = [f"{counted(self.num_rounds, 'update')} each"]
-        if self.size < self.batch_size:
-            conditions.append(f"with {self.size} of {counted(self.batch_size, 'image')}")
+        if self.sizes[-1] < self.batch_size:
+            conditions.append(f"with {' and '.join(map(str, self.sizes))} of {counted(self.batch_size, 'image')}")
         if self.is_compiled:
             conditions.append("without torch.compile")
         names, factor = (self.half, "float32"), self.speedup
@@ -68,6 +80,18 @@ class UpdateTimes:
         if 1 / FASTER < self.speedup < FASTER:
             text = f"{self.half} is no faster than float32"
         return f"{text} for this model ({', '.join(conditions)})"
+
+
+def extrapolate(seconds: dict[int, float], batch_size: int) -> float:
+    """Return the seconds of an update of `batch_size` images, from those of one or two sizes.
+
+    A part of an update, such as the optimizer's step, takes as long with few images.
+    """
+    *smaller, largest = sorted(seconds)
+    if not smaller:
+        return seconds[largest]
+    per_image = max(seconds[largest] - seconds[smaller[-1]], 0) / (largest - smaller[-1])
+    return seconds[largest] + per_image * (batch_size - largest)
 
 
 def choose_by_speed(config: Config, num_classes: int, process: Process, batch_size: int) -> tuple[bool, str]:
@@ -90,62 +114,54 @@ def time_precisions(config: Config, num_classes: int, process: Process, batch_si
     """
     device = process.device
     with unchanged_random_state(device):
-        size, rounds = _time_trials(config, num_classes, process, batch_size)
+        rounds = _time_trials(config, num_classes, process, batch_size)
     release(device)  # the memory of the trials, before the run trains
     if reports_memory(device):
         getattr(torch, device.type).reset_peak_memory_stats(device)  # so that the run reports its own peak
     if not rounds:
         return None
     half = str(Precision(replace(config, AMP=True), device).half).removeprefix("torch.")
-    in_float32, in_half = (min(times) for times in zip(*rounds, strict=True))
-    return UpdateTimes(half, in_float32, in_half, len(rounds), size, batch_size, bool(config.COMPILE))
+    return UpdateTimes.of(half, rounds, batch_size, bool(config.COMPILE))
 
 
-def _time_trials(
-    config: Config, num_classes: int, process: Process, batch_size: int
-) -> tuple[int, list[tuple[float, float]]]:
-    start = time.perf_counter()
+def _time_trials(config: Config, num_classes: int, process: Process, batch_size: int) -> Rounds:
     trials = Trials(config, num_classes, process)
-
-    def left() -> float:
-        return trials.agree(lambda: SECONDS - (time.perf_counter() - start))
-
-    return time_updates(trials.time_both, batch_size, left)
+    return time_updates(trials.time_both, batch_size, trials.left)
 
 
-def time_updates(
-    time_both: TimeBoth, batch_size: int, left: Callable[[], float]
-) -> tuple[int, list[tuple[float, float]]]:
-    """Return a size of micro-batches, up to `batch_size`, and the seconds of updates in float32 and half precision.
+def time_updates(time_both: TimeBoth, batch_size: int, left: Callable[[], float]) -> Rounds:
+    """Time updates of a few images, and then of more, up to `batch_size`, while there is time.
 
-    `time_both(size)` makes an update in each, and raises MemoryError if the size does not fit. `left()` returns the
-    seconds left. The first update of a size is a warm-up, and counts only if there is no time for another one. Without
-    times, not even the smallest size fits.
+    `time_both(size)` makes an update in each precision, and raises MemoryError if the size does not fit. `left()`
+    returns the seconds left. The first update of a size is a warm-up, and counts only if there is no time for another.
     """
-    size, rounds = min(FIRST, batch_size), list[tuple[float, float]]()
-    larger = size
-    while larger > size or not rounds:
+    rounds: Rounds = {}
+    size = min(FIRST, batch_size)
+    while size:
         try:
-            warm_up = time_both(larger)
+            warm_up = time_both(size)
         except MemoryError:
             break
         # The very first update also loads libraries, so the next one is faster.
-        size, rounds = larger, [time_both(larger) if left() > sum(warm_up) / 2 else warm_up]
-        larger = larger_size(size, batch_size, left() / (ROUNDS * sum(rounds[0])))
-    while rounds and len(rounds) < MOST_ROUNDS and left() > sum(rounds[-1]):
-        rounds.append(time_both(size))
-    return size, rounds
+        rounds[size] = [time_both(size) if left() > sum(warm_up) / 2 else warm_up]
+        size = larger_size(size, batch_size, left() / sum(rounds[size][0]))
+    largest = max(rounds, default=0)
+    while rounds and len(rounds[largest]) < MOST_ROUNDS and left() > sum(rounds[largest][-1]):
+        rounds[largest].append(time_both(largest))
+    return rounds
 
 
 def larger_size(size: int, batch_size: int, factor: float) -> int:
-    """Return the next size to try, or `size` itself if it is the last one.
+    """Return the next size to time, or 0 if there is none. `factor`: how much longer an update may take.
 
-    `factor`: how much longer an update may take. More rounds are worth more than a slightly larger size.
+    It takes less time than its number of images suggests, so there is also time for a second one.
     """
-    larger = min(int(size * min(factor, GROWTH)), batch_size)
-    if larger < batch_size:
-        larger = larger // STEP * STEP if larger >= STEP else larger // 2 * 2  # even, as images may be mixed in pairs
-    return larger if larger == batch_size or larger >= 2 * size else size
+    factor = min(factor, FASTEST)
+    if batch_size <= size * factor:
+        return batch_size if batch_size > size else 0
+    # A multiple of 8, or even, because images may be mixed in pairs.
+    unit = STEP if size * factor >= STEP else 2
+    return int(size * factor) // unit * unit if factor >= SLOWEST else 0
 
 
 class PrecisionTrial(StepTrial):
@@ -158,13 +174,13 @@ class PrecisionTrial(StepTrial):
     def new_model(self, config: Config) -> nn.Module:
         return self.model if is_sharded(config, self.process) else self.model.to(self.device)  # FSDP moves its blocks
 
-    def seconds(self, window: Window) -> float:
+    def seconds(self, window: Window, clock: Callable[[], float]) -> float:
         """Return the seconds of an update."""
         synchronize(self.device)
-        start = time.perf_counter()
+        start = clock()
         self.trainer.update(window)
         synchronize(self.device)
-        return time.perf_counter() - start
+        return clock() - start
 
 
 class Trials:
@@ -174,6 +190,10 @@ class Trials:
         config = replace(config.changed("MODEL", NUM_CLASSES=num_classes), COMPILE=False)
         self.is_sharded = is_sharded(config, process) and process.rendezvous is not None  # not in a simulated process
         self.process = process if self.is_sharded else Process(process.device)
+        # With one thread, its CPU time is measured: other programs do not count. With several, it includes waiting.
+        has_one_thread = process.device.type == "cpu" and torch.get_num_threads() == 1 and not self.is_sharded
+        self.clock = time.thread_time if has_one_thread else time.perf_counter
+        self.start = self.clock()
         model = add_adapters(build_model(config, num_classes), config)
         models = {False: copy.deepcopy(model), True: model}
         self.trials = [PrecisionTrial(replace(config, AMP=amp), self.process, models[amp]) for amp in models]
@@ -183,6 +203,10 @@ class Trials:
     def agree(self, number: Callable[[], Any]) -> Any:
         """Return the number of process 0 if the processes compute one model together, else that of this process."""
         return self.process.first(number) if self.is_sharded else number()
+
+    def left(self) -> float:
+        """Return the seconds left."""
+        return self.agree(lambda: SECONDS - (self.clock() - self.start))
 
     def time_both(self, size: int) -> tuple[float, float]:
         """Make an update in each precision, and return the seconds of both. Raise MemoryError if the size is too large.
@@ -211,4 +235,4 @@ class Trials:
             with contextlib.closing(data.windows(0, 1)) as windows:
                 self.window = next(windows)
                 self.batches, self.size = [*self.window.batches], size
-        return [trial.seconds(self.window._replace(batches=iter(self.batches))) for trial in self.trials]
+        return [trial.seconds(self.window._replace(batches=iter(self.batches)), self.clock) for trial in self.trials]

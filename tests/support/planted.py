@@ -359,10 +359,9 @@ def time_updates_as(*speedups: float) -> None:
     """Time updates as always, but report this speedup of half precision in each process, by its rank."""
     time_updates = engine.update_times.time_updates
 
-    def report(*arguments) -> tuple[int, list[tuple[float, float]]]:
-        size, rounds = time_updates(*arguments)
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        return size, [(speedups[rank], 1.0) for _ in rounds]
+    def report(time_both, batch_size, left) -> dict[int, list[tuple[float, float]]]:
+        time_updates(time_both, batch_size, left)
+        return {batch_size: [(speedups[dist.get_rank() if dist.is_initialized() else 0], 1.0)]}
 
     change(engine.update_times, "time_updates", report)
 

@@ -54,9 +54,8 @@ class Machine:
 
 
 def times_on(machine: Machine, batch_size: int) -> UpdateTimes:
-    size, rounds = time_updates(machine.time_both, batch_size, machine.left)
-    in_float32, in_half = (min(seconds) for seconds in zip(*rounds, strict=True))
-    return UpdateTimes("bfloat16", in_float32, in_half, len(rounds), size, batch_size, False)
+    rounds = time_updates(machine.time_both, batch_size, machine.left)
+    return UpdateTimes.of("bfloat16", rounds, batch_size, is_compiled=False)
 
 
 @pytest.mark.parametrize(
@@ -79,24 +78,35 @@ def test_half_precision_is_chosen_only_where_updates_are_faster(per_image, is_us
 def test_size_of_timed_updates_follows_from_their_time(seconds, size, num_rounds):
     machine = Machine((seconds, seconds / 2))
     times = times_on(machine, 128)
-    assert times.size == size and times.num_rounds >= num_rounds and times.half_is_faster
+    assert times.sizes[-1] == size and times.num_rounds >= num_rounds and times.half_is_faster
     assert machine.clock <= SECONDS or machine.sizes == [FIRST] * (1 if seconds == 10 else 2)
+
+
+def test_large_batch_follows_from_the_times_of_two_small_ones():
+    """Half precision converts all weights in each update, which costs most with few images."""
+    rounds = {2: [(0.06, 0.074), (0.061, 0.09)], 16: [(0.4, 0.242), (0.34, 0.25)]}
+    times = UpdateTimes.of("bfloat16", rounds, 128, is_compiled=False)
+    assert (times.in_float32, times.in_half) == (pytest.approx(2.58), pytest.approx(1.586))
+    assert times.half_is_faster and (times.num_rounds, times.sizes) == (4, (2, 16))
+    assert not UpdateTimes.of("bfloat16", {2: rounds[2]}, 128, is_compiled=False).half_is_faster
+    whole = UpdateTimes.of("bfloat16", rounds | {128: [(1.0, 3.0), (2.0, 4.0)]}, 128, is_compiled=False)
+    assert (whole.in_float32, whole.in_half, whole.num_rounds) == (1.0, 3.0, 2)
 
 
 @pytest.mark.parametrize(("fits", "size"), [(200, 128), (100, 16), (2, 2), (1, 0)])
 def test_timed_updates_fit_into_memory(fits, size):
     machine = Machine((1e-4, 1e-4), fits=fits)
-    largest, rounds = time_updates(machine.time_both, 128, machine.left)
-    assert (largest if rounds else 0) == size == max(machine.sizes, default=0)
+    rounds = time_updates(machine.time_both, 128, machine.left)
+    assert max(rounds, default=0) == size == max(machine.sizes, default=0)
 
 
 def test_comparison_names_types_updates_and_conditions():
-    faster = UpdateTimes("bfloat16", 1.7, 1.0, 3, 8, 64, is_compiled=True)
+    faster = UpdateTimes("bfloat16", 1.7, 1.0, 3, (2, 8), 64, is_compiled=True)
     assert faster.describe().startswith("bfloat16 is 1.7 times as fast as float32 for this model (3 updates each")
-    assert_names(faster.describe(), "8 of 64 images", "without torch.compile")
-    slower = UpdateTimes("float16", 1.0, 12.0, 1, 64, 64, is_compiled=False)
+    assert_names(faster.describe(), "with 2 and 8 of 64 images", "without torch.compile")
+    slower = UpdateTimes("float16", 1.0, 12.0, 1, (64,), 64, is_compiled=False)
     assert slower.describe() == "float32 is 12.0 times as fast as float16 for this model (1 update each)"
-    assert_names(UpdateTimes("bfloat16", 1.0, 0.99, 2, 4, 4, False).describe(), "no faster")
+    assert_names(UpdateTimes("bfloat16", 1.0, 0.99, 2, (4,), 4, False).describe(), "no faster")
 
 
 SETTINGS = {
@@ -116,7 +126,7 @@ def test_updates_of_both_precisions_are_timed_with_all_settings(tmp_path, monkey
     monkeypatch.setattr(engine.update_times, "SECONDS", 0.5)
     config, before = small_config(tmp_path, "AMP=auto", *SETTINGS[case].split()), torch.get_rng_state()
     times = time_precisions(config, 1 if case == "numbers" else 10, Process(CPU), 6)
-    assert times.size <= 6 and min(times.in_float32, times.in_half) > 0 and times.half == "bfloat16"
+    assert times.sizes[-1] <= 6 and min(times.in_float32, times.in_half) > 0 and times.half == "bfloat16"
     assert times.is_compiled == bool(config.COMPILE) and torch.equal(torch.get_rng_state(), before)
 
 
@@ -144,7 +154,7 @@ def test_out_of_memory_ends_the_growth_of_timed_updates(tmp_path, monkeypatch, f
     monkeypatch.setattr(engine.update_times, "MOST_ROUNDS", 2)
     config = small_config(tmp_path, "AMP=auto")
     times = time_precisions(config, 10, Process(CPU), 8)
-    assert (times and times.size) == size
+    assert (times and times.sizes[-1]) == size
     if not size:
         is_used, how = choose_by_speed(config, 10, Process(CPU), 8)
         assert is_used and "memory" in how

@@ -1,9 +1,11 @@
-"""Makes the pictures of docs/images from a run and from real photos, and prints the output that README.md shows.
+"""Makes the pictures of docs/images from figures, a run and real photos, and prints the output that README.md shows.
 
+    python scripts/maintenance/pictures.py benchmarks
     python scripts/maintenance/pictures.py report -real FOLDER
     python scripts/maintenance/pictures.py augmentation -photos FOLDER
     python scripts/maintenance/pictures.py attention -photos FOLDER
 
+`benchmarks` draws figures of BENCHMARKS.md, which it reads from the tables there.
 `report` types the commands of README.md, needs Chromium, and takes minutes; -real is the folder of
 tests/support/real_sets.py.
 -photos has the photos in PHOTOS, as .png or .jpg. scikit-image (in skimage/data) and scikit-learn (in
@@ -11,6 +13,7 @@ sklearn/datasets/images) ship them. Look at each picture before you commit it.
 """
 
 import argparse
+import itertools
 import os
 import pty
 import re
@@ -24,6 +27,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs/images"
+CHART = IMAGES / "benchmarks.svg"
 PHOTOS = ("astronaut", "chelsea", "china", "coffee", "flower", "rocket")  # chelsea is a cat
 MODEL = "tf_efficientnet_lite0"  # its weights come with halfstep
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -35,12 +39,15 @@ AUGMENTATION = """TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.MIXUP_ALPHA=0.8 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("picture", choices=("report", "augmentation", "attention"))
+    parser.add_argument("picture", choices=("benchmarks", "report", "augmentation", "attention"))
     parser.add_argument(
         "-photos", type=Path, default=Path("photos"), metavar="FOLDER", help="photos of these packages [photos]"
     )
     parser.add_argument("-real", type=Path, default=Path("real"), metavar="FOLDER", help="real sets [real]")
     arguments = parser.parse_args()
+    if arguments.picture == "benchmarks":
+        CHART.write_text(draw_benchmarks((ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")), encoding="utf-8")
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)  # the current folder of all programs, so that no picture shows a path of this machine
         (folder / "configs").symlink_to(ROOT / "configs")
@@ -50,6 +57,57 @@ def main() -> None:
             make_augmentation(folder, find_photos(arguments.photos))
         else:
             make_attention(folder, find_photos(arguments.photos)["chelsea"])
+
+
+def table_with(text: str, *columns: str) -> list[dict[str, str]]:
+    """Return the rows of the first table of a page that has these columns, each as {column: cell}."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.split("\n")]
+    start = next(number for number, cells in enumerate(lines) if {*columns} <= {*cells})
+    rows = itertools.takewhile(lambda cells: len(cells) == len(lines[start]), lines[start + 2 :])
+    return [dict(zip(lines[start], cells, strict=True)) for cells in rows]
+
+
+def draw_benchmarks(text: str) -> str:
+    """Return the SVG picture of two comparisons whose figures are in tables of this text of BENCHMARKS.md."""
+    sets = table_with(text, "set", "linear", "halfstep", "fastai", "timm")
+    accuracy = {name: sum(float(row[name]) for row in sets) / len(sets) for name in ("halfstep", "timm", "fastai")}
+    (run,) = [row["x"] for row in table_with(text, "run", "x", "top-1, %") if row["run"] == "halfstep"]
+    column = "ViT-Base, images/s"
+    steps = {row[""]: float(row[column].replace(",", "")) for row in table_with(text, "", column)}
+    speed = {
+        "timm": 1.0,
+        "halfstep, two CPU cores": float(run.split(" ")[0]),  # the brackets have minimum and maximum
+        "halfstep, one H200": steps["halfstep, compiled"] / steps["timm, compiled"],
+    }
+    left = panel(
+        0, ("Few photos, the same model", f"% of other photos recognised, mean of {len(sets)} sets"), accuracy, ".1f"
+    )
+    right = panel(430, ("Training speed", "images/s, times timm's: ViT-Tiny (CPU), ViT-Base (H200)"), speed, ".2f")
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" width="860" height="190" viewBox="0 0 860 190"
+ font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="14" fill="#1f2328">
+<rect x="0.5" y="0.5" width="859" height="189" rx="8" fill="#ffffff" stroke="#d0d7de"/>
+{left}
+{right}
+</svg>
+"""
+
+
+def panel(left: int, titles: tuple[str, str], bars: dict[str, float], form: str) -> str:
+    """Return a group of horizontal bars as SVG, with a title and a line below it. `form`: the format of the figures."""
+    title, subtitle = titles
+    lines = [
+        f'<text x="{left + 20}" y="32" font-size="17" font-weight="bold">{title}</text>',
+        f'<text x="{left + 20}" y="54" fill="#59636e" font-size="13">{subtitle}</text>',
+    ]
+    for number, (name, value) in enumerate(bars.items()):
+        top, width = 72 + 36 * number, 170 * value / max(bars.values())
+        colour = "#0969da" if name.startswith("halfstep") else "#8c959f"
+        lines += [
+            f'<text x="{left + 185}" y="{top + 18}" text-anchor="end">{name}</text>',
+            f'<rect x="{left + 193}" y="{top}" width="{width:.1f}" height="26" fill="{colour}"/>',
+            f'<text x="{left + 201 + width:.1f}" y="{top + 18}" font-weight="bold">{value:{form}}</text>',
+        ]
+    return "\n".join(lines)
 
 
 def find_photos(folder: Path) -> dict[str, Path]:

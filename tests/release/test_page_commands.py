@@ -26,7 +26,7 @@ from tests.support.pages import FENCE, script_of, text_of
 from tests.support.runs import Ended, rows_of, run, run_folder, typed
 from tests.support.small_sources import MAKERS
 
-PAGES = ("how", "data", "results", "exporting", "fine-tuning")
+PAGES = ("how", "errors", "data", "results", "exporting", "fine-tuning")
 STARTS = re.compile(r"(?:[A-Z_]+=\S+ )?(?:halfstep|torchrun|python|pip|npm|source|grep|awk) |\(?cd ")
 # {part of a command: why the test does not type it}
 NOT_TYPED = {

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from scripts.maintenance import pictures
 from tests.support.configs import small_config
 from tests.support.trainers import Reports, make_trainer, train
 
@@ -69,6 +70,16 @@ def test_contributing_callback_runs_as_printed(tmp_path):
     assert len(strict.warn.call_args_list) == len(reports.seen) > 0
     assert f"step {reports.seen[0].step}: loss {reports.seen[0].loss:.3f}" in strict.warn.call_args_list[0].args[0]
     lenient.warn.assert_not_called()
+
+
+def test_chart_has_the_figures_of_the_benchmarks():
+    benchmarks = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
+    chart = pictures.CHART.read_text(encoding="utf-8")
+    assert chart == pictures.draw_benchmarks(benchmarks), "run python scripts/maintenance/pictures.py benchmarks"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (description,) = re.findall(r"!\[(.*?)\]\(docs/images/benchmarks.svg\)", readme, re.S)
+    figures = re.findall(r">([\d.]+)<", chart)
+    assert len(figures) == 6 and {*figures} - {"1.00"} <= {*re.findall(r"\d+\.\d+", description)}
 
 
 def test_pictures_script_names_missing_photos_and_writes_nothing(tmp_path):

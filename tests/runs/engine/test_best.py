@@ -156,3 +156,22 @@ def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, s
         lines, folder = scored([50, 1.0], words=words)
         assert read(folder / "best.pth")["epoch"] == epoch - 1
         assert len([line for line in lines if "best.pth" in line and "90.00%" in line]) == (epoch == 2)
+
+
+def test_other_validation_images_continue_a_run_that_stopped_early(scored):
+    """The evaluations without improvement were of the old images, so they do not count for the new ones."""
+    words = ["TRAIN.NUM_EPOCHS=4", "TRAIN.EARLY_STOP=2", "TRAIN.BEST_EPOCH=highest"]
+    _, folder = scored([90, 0.1], [50, 1.0], [50, 1.0], words=[*words, "DATA.FOLD=0/5"])
+    assert status_of(folder)["reason"] == "early stop"
+    scored([40, 2.0], words=[*words, "DATA.FOLD=1/5", OTHER_FOLD])
+    status = status_of(folder)
+    assert (status["state"], status.get("reason"), status["epoch"], status["best_epoch"]) == ("done", None, 4, 4)
+
+
+def test_repeated_best_epoch_counts_as_an_improvement(scored):
+    """A run that was killed between best.pth and last.pth trains the best epoch again, and only equals its score."""
+    words = ["TRAIN.EARLY_STOP=2", "TRAIN.BEST_EPOCH=highest"]
+    _, folder = scored([50, 1.0], [90, 0.1], words=[*words, "TRAIN.NUM_EPOCHS=2"])
+    (folder / "previous.pth").replace(folder / "last.pth")
+    scored([90, 0.1], [50, 1.0], [50, 1.0], words=[*words, "TRAIN.NUM_EPOCHS=5"])
+    assert status_of(folder)["epoch"] == 4

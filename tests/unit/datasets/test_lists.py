@@ -66,6 +66,8 @@ def test_evaluation_reads_only_the_validation_list(tmp_path):
 def test_validation_class_without_training_images_is_refused(tmp_path):
     make_lists(tmp_path, "a.jpg 0\na.jpg 2\n", "a.jpg 2\nn02/c.jpg 1\n")
     assert_names(error_of("imagenet2012", tmp_path), "n02/c.jpg", "class 1")
+    make_lists(tmp_path, "a.jpg 0\n", "n02/c.jpg 2\nval.jpg 1\n")  # the file and the class belong to the same line
+    assert_names(error_of("imagenet2012", tmp_path), "val.jpg", "class 1")
     make_csv(tmp_path / "train.csv", "images/1.jpg,dog\n")
     make_csv(tmp_path / "val.csv", "images/2.jpg,Dogs\n")
     assert_names(error_of("csv", tmp_path), "images/2.jpg", "Dogs", "dog")

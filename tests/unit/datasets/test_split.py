@@ -298,6 +298,13 @@ def test_folds_of_groups_are_as_even_as_those_of_scikit_learn():
     assert ours <= theirs, (ours, theirs)
 
 
+def test_folds_do_not_count_groups_that_have_left_them():
+    """Groups are placed twice. If one still counted in its first fold, the folds would have 6 images and 1."""
+    labels, groups = [1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 2, 2, 2]
+    counts = counts_of_folds(images_of(labels, [f"{row}.png" for row in range(7)], groups), 2, group_by="person")
+    assert sorted(counts.sum(axis=1)) == [3, 4]
+
+
 def test_folds_share_each_label_of_images_with_several(tmp_path):
     rng, names = np.random.default_rng(0), ["ant", "bee", "cat", "dog"]
     has_label = rng.random((60, 4)) < [0.7, 0.4, 0.2, 0.1]

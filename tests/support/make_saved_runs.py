@@ -69,6 +69,8 @@ def make(kind: str, work: Path) -> None:
     copy = SAVED / VERSION / kind / folder.name
     shutil.rmtree(copy.parent, ignore_errors=True)
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(*NEVER_READ))
+    status = copy / "status.json"
+    status.write_text(status.read_text().replace(f"{work.resolve()}/", ""))  # no folder of this machine
     run(program_of(processes), "-resume", str(folder), "-output", str(output), processes=processes, cwd=work).done()
     (SAVED / VERSION / f"{kind}.json").write_text(json.dumps(losses_of(folder)) + "\n")
 

@@ -82,18 +82,19 @@ class Rendezvous:
     def _wait_for_all(self, deadline: float) -> list[list[str]]:
         """Wait for all ranks, and return the host name and process id of each. Raise LostProcess after the deadline."""
         keys = [f"who/{rank}" for rank in range(self.launched.world_size)]
+        pause = 0.05 + len(keys) / 1000  # seconds; thousands of processes must not overload the store
         try:
-            self.store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 0.1)))
+            while not self.store.check(keys):
+                if time.monotonic() > deadline:
+                    raise self._missing_ranks_error(keys)
+                time.sleep(pause)  # Python handles signals here, and would not in store.wait
             return [each.decode().split() for each in self.store.multi_get(keys)]
-        except RuntimeError as error:
-            raise self._missing_ranks_error(keys, error) from error
+        except RuntimeError as error:  # process 0, which serves the store, has already given up
+            raise self._unreachable_error(error) from error
 
-    def _missing_ranks_error(self, keys: list[str], error: RuntimeError) -> Exception:
+    def _missing_ranks_error(self, keys: list[str]) -> Exception:
         """Return the error to raise after the deadline: it names the ranks that did not join."""
-        try:
-            missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-        except RuntimeError:  # process 0, which serves the store, has already given up
-            return self._unreachable_error(error)
+        missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
         return LostProcess(
             f"-world_size: {format_ranks(missing)} of {self.launched.world_size} did not join {self._where} within "
             f"{self.timeout:g} s; start all processes, each with its own rank. DIST.TIMEOUT sets how long to wait"

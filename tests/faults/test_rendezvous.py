@@ -46,6 +46,25 @@ def test_absent_process_is_named_within_the_timeout(rank, names):
         Rendezvous(LaunchedRank("test", rank, 2, None, "127.0.0.1", port), timeout=1.0)
 
 
+def test_signal_is_handled_while_a_process_waits_for_others():
+    """If it were handled only after the timeout, the other process would be missing then."""
+    port = free_port()
+
+    def join(*_) -> None:
+        store = dist.TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
+        store.set("who/1", "other 2")
+
+    before = signal.signal(signal.SIGUSR2, join)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR2))
+    timer.start()
+    try:
+        joined = Rendezvous(LaunchedRank("test", 0, 2, None, "127.0.0.1", port), timeout=10.0)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)
+    assert joined.hosts == [socket.gethostname(), "other"]
+
+
 def test_error_names_port_used_by_another_program():
     with (
         socket.create_server(("", 0)) as other,

@@ -203,7 +203,8 @@ class StepTrial:
         config = with_largest_images(config)
         # The second micro-batch runs with the gradients of the first in memory; a third would need no more memory.
         config = config.changed("TRAIN", ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
-        config = config.changed("DATA", SAMPLER="shuffle")  # invented images may lack a class
+        # Invented images may lack a class.
+        config = config.changed("DATA", SAMPLER="shuffle").changed("TRAIN", CLASS_WEIGHTS=None)
         self.config = replace(config.changed("MODEL", NUM_CLASSES=num_classes), COMPILE=False)
         self.device, self.stop, self.has_others = process.device, stop, process.world_size > 1
         self.process = Process(self.device)  # computes alone, so that another process may try another size

@@ -130,10 +130,9 @@ class StepPlan:
 
     @classmethod
     def of_trial(cls, config: Config, process: Process, images: ImageSet) -> Self:
-        """Return the plan of steps without a run. Invented images may lack a class, so all classes weigh the same."""
+        """Return the plan of steps without a run."""
         precision, num_classes = Precision(config, process.device), config.MODEL.NUM_CLASSES or len(images.classes)
-        weights = None if config.TRAIN.CLASS_WEIGHTS is None else [1.0] * num_classes
-        return cls(config, process, precision, num_classes, None, weights)
+        return cls(config, process, precision, num_classes, None, class_weights(config, images))
 
 
 @dataclass(frozen=True, kw_only=True)

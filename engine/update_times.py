@@ -23,10 +23,10 @@ from utils.host import synchronize
 from utils.seed import unchanged_random_state
 from utils.text import counted
 
-SECONDS = 3.0  # time limit, with the construction of the models
+SECONDS = 2.5  # with the construction of the models; half of it is left after the first update in any case
 FASTER = 1.03  # half precision must be this many times as fast as float32
 FIRST = 2  # images of the first micro-batches; BatchNorm refuses a batch of one image
-SLOWEST, FASTEST = 4, 8  # smallest and largest factor between two sizes: from closer ones, no larger size follows
+SLOWEST, FASTEST = 2, 8  # smallest and largest factor between two sizes: from closer ones, no larger size follows
 MOST_ROUNDS = 10  # after which the times are precise enough
 
 TimeBoth = Callable[[int], tuple[float, float]]
@@ -126,36 +126,53 @@ def time_precisions(config: Config, num_classes: int, process: Process, batch_si
 
 def _time_trials(config: Config, num_classes: int, process: Process, batch_size: int) -> Rounds:
     trials = Trials(config, num_classes, process)
-    return time_updates(trials.time_both, batch_size, trials.left)
+    return time_updates(trials.time_both, batch_size, trials.elapsed)
 
 
-def time_updates(time_both: TimeBoth, batch_size: int, left: Callable[[], float]) -> Rounds:
-    """Time updates of a few images, and then of more, up to `batch_size`, while there is time.
+def time_updates(time_both: TimeBoth, batch_size: int, elapsed: Callable[[], float]) -> Rounds:
+    """Time updates of as many images as there is time for, at most `batch_size`.
 
-    `time_both(size)` makes an update in each precision, and raises MemoryError if the size does not fit. `left()`
-    returns the seconds left. The first update of a size is a warm-up, and counts only if there is no time for another.
+    `time_both(size)` makes an update in each precision, and raises MemoryError if the size does not fit. `elapsed()`
+    returns the seconds since the start. The first update of a size is a warm-up, and counts only if there is no time
+    for another. The very first one also loads libraries, which takes long on a busy machine: there, the limit is moved.
     """
     rounds: Rounds = {}
     size = min(FIRST, batch_size)
-    while size:
+    try:
+        warm_up = time_both(size)
+    except MemoryError:
+        return rounds
+    limit = max(SECONDS, elapsed() + SECONDS / 2)
+
+    # An update takes less time than its number of images suggests, so after that of a larger size there is mostly time
+    # for a second one. That one may exceed the limit a little, because the first one prepares the kernels of its size.
+    def again() -> tuple[float, float]:
+        return time_both(size) if limit - elapsed() > sum(warm_up) / 4 else warm_up
+
+    def next_size(seconds: float) -> int:
+        return larger_size(size, batch_size, 0.8 * (limit - elapsed()) / seconds)
+
+    larger = next_size(sum(warm_up) / 2)
+    if not larger:
+        rounds[size] = [again()]
+        larger = next_size(sum(rounds[size][0]))
+    while larger:
         try:
-            warm_up = time_both(size)
+            warm_up = time_both(larger)
         except MemoryError:
             break
-        # The very first update also loads libraries, so the next one is faster.
-        rounds[size] = [time_both(size) if left() > sum(warm_up) / 2 else warm_up]
-        size = larger_size(size, batch_size, left() / sum(rounds[size][0]))
-    largest = max(rounds, default=0)
-    while rounds and len(rounds[largest]) < MOST_ROUNDS and left() > sum(rounds[largest][-1]):
-        rounds[largest].append(time_both(largest))
+        size = larger
+        rounds[size] = [again()]
+        larger = next_size(sum(rounds[size][0]))
+    if not rounds:
+        rounds[size] = [again()]
+    while len(rounds[size]) < MOST_ROUNDS and limit - elapsed() > sum(rounds[size][-1]):
+        rounds[size].append(time_both(size))
     return rounds
 
 
 def larger_size(size: int, batch_size: int, factor: float) -> int:
-    """Return the next size to time, or 0 if there is none. `factor`: how much longer an update may take.
-
-    It takes less time than its number of images suggests, so there is also time for a second one.
-    """
+    """Return the next size to time, or 0 if there is none. `factor`: how much longer an update may take."""
     factor = min(factor, FASTEST)
     if batch_size <= size * factor:
         return batch_size if batch_size > size else 0
@@ -204,9 +221,9 @@ class Trials:
         """Return the number of process 0 if the processes compute one model together, else that of this process."""
         return self.process.first(number) if self.is_sharded else number()
 
-    def left(self) -> float:
-        """Return the seconds left."""
-        return self.agree(lambda: SECONDS - (self.clock() - self.start))
+    def elapsed(self) -> float:
+        """Return the seconds since the start."""
+        return self.agree(lambda: self.clock() - self.start)
 
     def time_both(self, size: int) -> tuple[float, float]:
         """Make an update in each precision, and return the seconds of both. Raise MemoryError if the size is too large.

@@ -359,8 +359,8 @@ def time_updates_as(*speedups: float) -> None:
     """Time updates as always, but report this speedup of half precision in each process, by its rank."""
     time_updates = engine.update_times.time_updates
 
-    def report(time_both, batch_size, left) -> dict[int, list[tuple[float, float]]]:
-        time_updates(time_both, batch_size, left)
+    def report(time_both, batch_size, elapsed) -> dict[int, list[tuple[float, float]]]:
+        time_updates(time_both, batch_size, elapsed)
         return {batch_size: [(speedups[dist.get_rank() if dist.is_initialized() else 0], 1.0)]}
 
     change(engine.update_times, "time_updates", report)

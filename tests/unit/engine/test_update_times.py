@@ -29,6 +29,8 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, rows, typed
 from utils.distributed import Process
 
+MOST_SECONDS = 3.2
+
 
 class Machine:
     """A machine with planted times, in seconds, and its own clock."""
@@ -49,12 +51,12 @@ class Machine:
         self.clock += in_float32 + in_half
         return in_float32, in_half
 
-    def left(self) -> float:
-        return SECONDS - self.clock
+    def elapsed(self) -> float:
+        return self.clock
 
 
 def times_on(machine: Machine, batch_size: int) -> UpdateTimes:
-    rounds = time_updates(machine.time_both, batch_size, machine.left)
+    rounds = time_updates(machine.time_both, batch_size, machine.elapsed)
     return UpdateTimes.of("bfloat16", rounds, batch_size, is_compiled=False)
 
 
@@ -68,18 +70,27 @@ def test_half_precision_is_chosen_only_where_updates_are_faster(per_image, is_us
     machine = Machine(per_image, disturbed=disturbed)
     times = times_on(machine, 64)
     assert times.half_is_faster == is_used
-    assert machine.clock <= SECONDS or disturbed
+    assert machine.clock <= MOST_SECONDS or disturbed
+
+
+@pytest.mark.parametrize(("per_image", "is_used"), [((1e-3, 4e-4), True), ((1e-3, 5e-3), False)])
+@pytest.mark.parametrize("first", [2.0, 2.4])
+def test_loading_libraries_on_a_busy_machine_does_not_decide(per_image, is_used, first):
+    machine = Machine(per_image, first=first)
+    times = times_on(machine, 64)
+    assert times.half_is_faster == is_used and times.sizes[-1] > FIRST
+    assert machine.clock <= first + SECONDS
 
 
 @pytest.mark.parametrize(
     ("seconds", "size", "num_rounds"),
-    [(1e-4, 128, MOST_ROUNDS), (3e-3, 128, 2), (0.02, 16, 2), (0.2, 2, 3), (0.6, 2, 1), (10, 2, 1)],
+    [(1e-4, 128, MOST_ROUNDS), (3e-3, 128, 1), (0.02, 32, 2), (0.2, 4, 1), (0.6, 2, 1), (10, 2, 1)],
 )
 def test_size_of_timed_updates_follows_from_their_time(seconds, size, num_rounds):
     machine = Machine((seconds, seconds / 2))
     times = times_on(machine, 128)
     assert times.sizes[-1] == size and times.num_rounds >= num_rounds and times.half_is_faster
-    assert machine.clock <= SECONDS or machine.sizes == [FIRST] * (1 if seconds == 10 else 2)
+    assert machine.clock <= MOST_SECONDS or machine.sizes == [FIRST] * (1 if seconds == 10 else 2)
 
 
 def test_large_batch_follows_from_the_times_of_two_small_ones():
@@ -93,10 +104,10 @@ def test_large_batch_follows_from_the_times_of_two_small_ones():
     assert (whole.in_float32, whole.in_half, whole.num_rounds) == (1.0, 3.0, 2)
 
 
-@pytest.mark.parametrize(("fits", "size"), [(200, 128), (100, 16), (2, 2), (1, 0)])
+@pytest.mark.parametrize(("fits", "size"), [(200, 128), (100, 64), (2, 2), (1, 0)])
 def test_timed_updates_fit_into_memory(fits, size):
     machine = Machine((1e-4, 1e-4), fits=fits)
-    rounds = time_updates(machine.time_both, 128, machine.left)
+    rounds = time_updates(machine.time_both, 128, machine.elapsed)
     assert max(rounds, default=0) == size == max(machine.sizes, default=0)
 
 

@@ -80,7 +80,7 @@ def draw_benchmarks(text: str) -> str:
         "halfstep, one H200": steps["halfstep, compiled"] / steps["timm, compiled"],
     }
     left = panel(
-        0, ("Few photos, the same model", f"% of other photos recognised, mean of {len(sets)} sets"), accuracy, ".1f"
+        0, ("Few pictures, the same model", f"% of other pictures recognised, mean of {len(sets)} sets"), accuracy, ".1f"
     )
     right = panel(430, ("Training speed", "images/s, times timm's: ViT-Tiny (CPU), ViT-Base (H200)"), speed, ".2f")
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="860" height="190" viewBox="0 0 860 190"

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from configs.removed import plain_word
 from configs.translate.other_programs import SECTION, Translated, Words, replace_words
 from configs.typed_names import suggest_key
@@ -14,6 +12,7 @@ from configs.yaml_files import Layer
 from utils.commands import page
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
+from utils.without_values import build_without_values
 
 # --- PaddleViT's names and values become ours ---
 
@@ -235,11 +234,7 @@ class Deit:
                 f"MODEL.NAME is {name!r}, but timm has no model of this name; leave out MODEL.NAME to use "
                 f"{self.origin}'s model"
             )
-        try:
-            with torch.device("meta"):
-                model = timm.create_model(name)
-        except RuntimeError:  # timm 1.0.20 reads weights while it builds some models; meta tensors have no values
-            model = timm.create_model(name)
+        model = build_without_values(lambda: timm.create_model(name))
         for field, (key, text) in self.fields.items():
             if not _is_same(text, value := value_in(model, field)):
                 raise ConfigError(

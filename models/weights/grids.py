@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from configs.schema import Shape
 from utils.errors import ConfigError
+from utils.without_values import build_without_values
 
 POSITIONS, BIASES = "pos_embed", "relative_position_bias_table"  # the last part of the names of such weights
 
@@ -25,8 +26,7 @@ def resize_from(old: Shape, state: dict[str, Tensor], model: nn.Module, sized: S
     timm's functions for files take every grid in a file for a square. The same model, built for the old shape, has the
     size of each grid.
     """
-    with torch.device("meta"):
-        source = sized.build(old)
+    source = build_without_values(lambda: sized.build(old))
     before, after, resized = source.state_dict(), model.state_dict(), dict(state)
     for name, tensor in state.items():
         path, _, last = name.rpartition(".")

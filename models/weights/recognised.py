@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from models.parts import classifier_names
 from models.weights.files import IN_A_FOLDER, read_state_dict
 from models.weights.metadata import USUAL, Settings, image_settings, model_settings
 from utils.torch_internals import import_timm
+from utils.without_values import build_without_values
 
 # Models without twins: others of the same shapes, such as tv_resnet50, compute the same. (efficientnet_b0 and
 # tf_efficientnet_b0 have the same shapes and another padding, so only a name tells them apart.)
@@ -94,8 +93,7 @@ def fits(name: str, shapes: Shapes) -> bool:
     timm = import_timm()
     if not timm.is_model(name):
         return False
-    with torch.device("meta"):
-        model = timm.create_model(name)
+    model = build_without_values(lambda: timm.create_model(name))
     heads = tuple(f"{head}." for head in classifier_names(model))
     own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
 

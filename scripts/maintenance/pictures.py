@@ -79,9 +79,8 @@ def draw_benchmarks(text: str) -> str:
         "halfstep, two CPU cores": float(run.split(" ")[0]),  # the brackets have minimum and maximum
         "halfstep, one H200": steps["halfstep, compiled"] / steps["timm, compiled"],
     }
-    left = panel(
-        0, ("Few pictures, the same model", f"% of other pictures recognised, mean of {len(sets)} sets"), accuracy, ".1f"
-    )
+    subtitle = f"% of other pictures recognised, mean of {len(sets)} sets"
+    left = panel(0, ("Few pictures, the same model", subtitle), accuracy, ".1f")
     right = panel(430, ("Training speed", "images/s, times timm's: ViT-Tiny (CPU), ViT-Base (H200)"), speed, ".2f")
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="860" height="190" viewBox="0 0 860 190"
  font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="14" fill="#1f2328">

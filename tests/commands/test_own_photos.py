@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 import engine.own_photos
 from engine.settings import load_settings
@@ -16,6 +15,8 @@ from tests.support.image_sets import draw_photos, make_set
 from tests.support.parquet_files import make_parquet
 from tests.support.runs import rows_of, run_folder, typed
 from tests.support.small_sources import write_csv, write_lists
+from utils.torch_internals import import_timm
+from utils.without_values import build_without_values
 
 WEIGHTS = "tf_efficientnet_lite0"
 
@@ -142,9 +143,6 @@ def test_gpu_keeps_the_size_of_the_weights_and_names_a_larger_model(places, monk
 
 
 def test_size_of_the_named_larger_model_is_true(places):
-    import timm
-
-    with torch.device("meta"):
-        model = timm.create_model(engine.own_photos.LARGER)
+    model = build_without_values(lambda: import_timm().create_model(engine.own_photos.LARGER))
     num_weights = sum(weight.numel() for weight in model.parameters())
     assert (num_weights // 10**6, round(num_weights * 4 / 1e6)) == (22, 88)

@@ -67,6 +67,11 @@ def has_a_tie(image: Image.Image, shape: Shape, crop_pct: float) -> bool:
     return any((side * scale).denominator == 2 for side in image.size)
 
 
+# timm 1.0.20 resizes images of other shapes with bilinear interpolation, whatever it was asked for.
+RECTANGLE = create_transform((3, 2, 3), interpolation="nearest").transforms[0]
+TIMM_INTERPOLATES_RECTANGLES = RECTANGLE.interpolation == InterpolationMode.NEAREST
+
+
 @given(pictures(), SHAPES, INTERPOLATIONS, st.integers(0, 1000))
 @examples(100)
 def test_training_crops_match_torchvision(image, shape, interpolation, seed):
@@ -84,6 +89,7 @@ def test_evaluation_pixels_match_timm(mode, image, shape, interpolation, crop_pc
     channels, mean = len(image.mode), (0.4,) * len(image.mode)
     assume(mode != "border" or min(shape) * min(image.size) > max(image.size))  # timm fails if a side becomes 0
     assume(mode != "center" or not has_a_tie(image, shape, crop_pct))
+    assume(mode != "center" or shape.height == shape.width or TIMM_INTERPOLATES_RECTANGLES)
     chosen = {"interpolation": interpolation, "crop_mode": mode, "crop_pct": crop_pct, "mean": mean}
     wanted = create_transform((channels, *shape), use_prefetcher=True, **chosen)(image)
     chosen = {"INTERPOLATION": interpolation, "CROP_MODE": mode, "CROP_PCT": crop_pct, "IMAGENET_MEAN": mean}

@@ -1,5 +1,6 @@
 """Policies compared with timm's: equal pixels from equal random numbers, and equal distributions of the draws."""
 
+import inspect
 import random
 from collections import Counter
 
@@ -99,6 +100,8 @@ CASES += [(policy, "bicubic", "RGB", Shape(24, 64)) for policy in ("original", "
 def test_same_random_draws_give_pixels_of_timm_policies(
     policy, interpolation, mode, shape, monkeypatch, with_black_posterize
 ):
+    if policy == "augmix" and shape.height != shape.width and "zeros_like" not in inspect.getsource(auto_augment):
+        pytest.skip("this timm mixes squares only")
     image = picture(mode, shape[::-1])
     num_channels = len(image.getbands())
     ours = augmentation(num_channels, interpolation, shape.size, AUTO_AUGMENT=policy)

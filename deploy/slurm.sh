@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ViT-B/16 under Slurm, one torchrun per node:    DATA=/data/imagenet sbatch deploy/slurm.sh
 # without torchrun, one srun task per GPU:        DATA=/data/imagenet LAUNCHER=srun sbatch deploy/slurm.sh
+# another settings file:                          DATA=/data/imagenet CFG=my.yaml sbatch deploy/slurm.sh
 # Further flags are passed on. Two minutes before the time is up, Slurm sends SIGUSR1: the run saves and ends, the job is
 # queued again, and -resume auto continues the run. The job is also queued again after RUN.MAX_TIME and after lost
 # processes, but not if a start saved no update or ended with exit code 2, 3 or 4 (docs/many-gpus.md).
@@ -18,7 +19,7 @@ cd "${SLURM_SUBMIT_DIR:?start this with sbatch}" || exit 1
 gpus=${SLURM_GPUS_ON_NODE:?no GPUs were given; see --gpus-per-node in this script}
 cpus=${SLURM_CPUS_PER_TASK:-$gpus}
 [ ! -e .venv/bin/activate ] || source .venv/bin/activate
-flags=(-cfg configs/vit_base_patch16_224.yaml ${DATA:+-data_path "$DATA"} -name "job$SLURM_JOB_ID" -resume auto -amp "$@")
+flags=(-cfg "${CFG:-configs/vit_base_patch16_224.yaml}" ${DATA:+-data_path "$DATA"} -name "job$SLURM_JOB_ID" -resume auto -amp "$@")
 # The run's folder according to these flags. A mistake in them, or a Python without the packages, ends the job here.
 folder=$(python -c '
 import sys

@@ -72,7 +72,8 @@ class Precision:
         """
         if self.half is None:
             advice = "; -amp auto uses half precision where it is faster" if trains and not is_fastest else ""
-            return f"float32{origin}, {'the faster one' if is_fastest else f'as {self.reason}'}{advice}"
+            reason = "the faster one" if is_fastest else f"as {self.reason}"
+            return f"float32{origin}, {reason}{advice}"
         scale = " with GradScaler"
         if self.half is torch.float16:  # with other types the scale is 1 and gradients are only checked
             moves = "moving" if self.scaler.moves else "constant"
@@ -80,7 +81,8 @@ class Precision:
         if self.is_float8:
             advice = "" if self._config.COMPILE else "; float8 is faster only with -compile"
         elif self.device.type == "cpu":
-            advice = "" if is_fastest else slowness_on_cpu(self.half, "use -amp auto" if trains else "leave -amp out")
+            instead = "use -amp auto" if trains else "leave -amp out"
+            advice = "" if is_fastest else slowness_on_cpu(self.half, instead)
         else:
             has_better = self.half is torch.float16 and self.device.type != "mps" and has_bfloat16(self.device)
             better = f"; this {self.device.type} device also supports bfloat16, which needs no loss scale: use "

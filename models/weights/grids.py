@@ -57,8 +57,13 @@ def _resize_biases(tensor: Tensor, old: tuple[int, int], new: tuple[int, int]) -
     from timm.layers import resize_rel_pos_bias_table
 
     (old_rows, old_columns), (rows, columns) = ([2 * side - 1 for side in window] for window in (old, new))
+
+    def resize(grid: Tensor) -> Tensor:
+        shape = (len(grid), rows, columns)
+        return resize_rel_pos_bias_table(grid, new, shape).reshape(shape)  # timm 1.0.20 returns [heads * H, W]
+
     if tensor.ndim == 3:
-        return resize_rel_pos_bias_table(tensor, new, (len(tensor), rows, columns))
+        return resize(tensor)
     grid, others = tensor[: old_rows * old_columns], tensor[old_rows * old_columns :]
     grid = grid.T.reshape(-1, old_rows, old_columns)
-    return torch.cat([resize_rel_pos_bias_table(grid, new, (len(grid), rows, columns)).flatten(1).T, others])
+    return torch.cat([resize(grid).flatten(1).T, others])

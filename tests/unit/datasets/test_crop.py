@@ -42,7 +42,8 @@ def assert_alike(got: torch.Tensor, wanted: torch.Tensor, interpolation: str) ->
     else:  # of a photo's values, 0.3% differ by 1, and one in a million by 2
         number = difference.numel()
         assert difference.max() <= 2 and (difference > 1).sum() <= 2 + 0.001 * number
-        assert difference.sum() <= 10 + 0.3 * number
+        # Drawn images may have equal rows, and thus equal roundings. Without rounding, half of all values would differ.
+        assert difference.sum() <= 10 + 0.4 * number
 
 
 @st.composite

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forks import ROOT
+from tests.support.forks import ADDRESS, ROOT
 
 REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")
 PYTHON = re.search(r">=(\S+)", tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])[1]
@@ -60,6 +60,7 @@ def test_quick_tests_pass_with_the_oldest_versions(oldest):
         assert version == expected or version.startswith(f"{expected}."), (name, version)
     print(f"Python {versions[0]}, which is {'also' if oldest_python() == sys.executable else 'not'} the usual one here")
     environment = os.environ | {"PATH": f"{Path(oldest).parent}:{os.environ['PATH']}"}
+    environment.pop(ADDRESS, None)  # the fork server of this process has other versions
     words = [oldest, "-m", "pytest", "-rs", "-m", "not slow", "-n", str(os.cpu_count()), "--dist", "loadscope"]
     done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-10_000:]

@@ -86,7 +86,7 @@ def predictions_of(kind: str, model: Path, images: Path) -> list[Any]:
 def make(kind: str, work: Path) -> None:
     """Train a run of this kind, write its files, and what they must answer."""
     words = ["-cfg", "base.yaml", "-output", "runs", "-name", kind, "-opts", *KINDS[kind].split()]
-    run("main_single_gpu.py", *words, cwd=work).done()
+    run("main_single_gpu.py", *words, cwd=work, faults={"read_all_digits": []}).done()
     folder, target = work / "runs" / kind, work / "strangers" / kind
     typed("scripts/export.py", folder, "-output", f"{target}.safetensors").done()
     typed("scripts/export.py", folder, "-to", "hf", "-output", target).done()

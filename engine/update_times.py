@@ -23,7 +23,7 @@ from utils.host import synchronize
 from utils.seed import unchanged_random_state
 from utils.text import counted
 
-SECONDS = 2.5  # with the construction of the models; half of it is left after the first update in any case
+SECONDS = 2.3  # with the construction of the models; half of it is left after the first update in any case
 FASTER = 1.03  # half precision must be this many times as fast as float32
 FIRST = 2  # images of the first micro-batches; BatchNorm refuses a batch of one image
 SLOWEST, FASTEST = 2, 8  # smallest and largest factor between two sizes: from closer ones, no larger size follows

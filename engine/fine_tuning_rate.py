@@ -49,8 +49,8 @@ def judge_rate(config: Config, global_batch: int, network: nn.Module | None) -> 
     limit = scale * (factor if has_decay else OF_TRAINED)
     how = f"with TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
     text = (
-        f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} per update; trained weights tolerate up "
-        f"to {limit:.2g} {how}"
+        f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} per update; "
+        f"trained weights tolerate up to {limit:.2g} {how}"
     )
     if rate <= limit:
         return [(text, "")]

@@ -108,7 +108,7 @@ class Plan:
         return self.config.MODEL.NUM_CLASSES or len(self.classes)
 
     def load_weights(self, model: nn.Module) -> list[str]:
-        """Load the pretrained weights, if any, and return lines for the log. `restore` loads the state of a run."""
+        """Load the weights of MODEL.PRETRAINED, if any, and return lines for the log. `restore` loads a run's state."""
         setting, source = self.inputs.source
         if is_run(self.inputs.saved) or not source:
             return []

@@ -11,7 +11,10 @@ ALL_LINEAR = "all-linear"
 
 
 def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
-    """Add adapters that output zero at first, and return the model. Only adapters and the classifier are trained."""
+    """Add adapters of MODEL.LORA.RANK, which MODEL.LORA.ALPHA / RANK multiplies, and return the model.
+
+    They output zero at first. Only adapters and the classifier are trained.
+    """
     layers = _layers(model, settings)
     for name, layer in layers.items():
         narrow = min(layer.weight.shape)

@@ -73,7 +73,10 @@ def _check_shapes(config: Config, model: nn.Module) -> None:
 
 
 def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
-    """Return timm's model with these arguments. An argument that the model does not have is left out if it is 0."""
+    """Return timm's model MODEL.NAME with these arguments and MODEL.KWARGS.
+
+    An argument that the model does not have is left out if it is 0.
+    """
     timm, setting_of = import_timm(), OF_A_MODEL | {"dynamic_img_size": "TRAIN.SIZE_SCHEDULE"}
     name, kwargs = settings.NAME, settings.KWARGS
     with refusing_values(settings):
@@ -106,7 +109,7 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
 
 
 def _arguments(config: Config, takes_size: bool) -> dict[str, Any]:
-    """Return timm's arguments for the settings that differ from timm's defaults."""
+    """Return timm's arguments for MODEL.DROPOUT, MODEL.DROPPATH and other settings that differ from its defaults."""
     data, model = config.DATA, config.MODEL
     # For these models drop_rate is timm's dropout before the classifier.
     rates = {"drop_rate": model.DROPOUT, "attn_drop_rate": model.ATTENTION_DROPOUT, "drop_path_rate": model.DROPPATH}

@@ -36,7 +36,10 @@ NUM_TRIES = 10  # attempts to draw a crop that fits into the image, as in torchv
 
 
 class TrainTransform:
-    """A random crop, resize, flip and augmentation. All random numbers come from the caller's generator."""
+    """A random crop, resize, flip and augmentation (DATA.CROP_SCALE to DATA.VFLIP, DATA.TRAIN_INTERPOLATION).
+
+    All random numbers come from the caller's generator.
+    """
 
     def __init__(self, config: Config, pixels: Pixels | None = None):
         """`pixels`: of the images; None: those of the settings."""
@@ -75,7 +78,10 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """A resize to IMAGE_SIZE / CROP_PCT and a centre crop (CROP_MODE). Its pixels equal torchvision's and timm's."""
+    """A resize to DATA.IMAGE_SIZE / DATA.CROP_PCT with DATA.INTERPOLATION, and a centre crop (DATA.CROP_MODE).
+
+    Its pixels equal torchvision's and timm's.
+    """
 
     def __init__(self, data: Data, pixels: Pixels | None = None):
         """`pixels`: of the images; None: those of the settings."""
@@ -159,9 +165,9 @@ def crop_box(
 
 
 class Normalize(nn.Module):
-    """Normalization of [B, C, H, W] to (image / white - mean) / std, on the device of the images.
+    """Normalization of [B, C, H, W] on the device of the images: (image / white - mean) / std.
 
-    White is 255 for 8 bits.
+    These are DATA.IMAGENET_MEAN and DATA.IMAGENET_STD. White is 255 for 8 bits.
 
     The result has the type `dtype`, which the call can override.
     """

@@ -9,12 +9,12 @@ import numpy as np
 from engine.labelling.data import DataSet, Source, cell_of, config_of, refuse_other_data
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
+from engine.tasks.class_tables import PREDICTION_COLUMNS, PREDICTIONS
 from engine.tasks.number_figures import PREDICTED
 from utils.errors import ConfigError, DataError
 from utils.text import first_of
 
-TABLE, RECORD = "predictions.csv", "results.json"
-COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
+RECORD = "results.json"
 UNKNOWN = -1  # class number of a prediction that is not a class of the data set
 
 
@@ -47,7 +47,7 @@ def probabilities_of(tables: Sequence[Predictions], labels: np.ndarray, num_clas
 
 def table_of(run: SavedRun) -> list[dict[str, str]]:
     """Return the rows of the table of predictions, or [] if the run has not written all of them."""
-    return read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
+    return read_table(run.folder / PREDICTIONS) if (run.folder / RECORD).exists() else []
 
 
 def numbered(rows: list[dict[str, str]], run: SavedRun, data: DataSet) -> Iterator[tuple[int, dict[str, str]]]:
@@ -59,7 +59,8 @@ def numbered(rows: list[dict[str, str]], run: SavedRun, data: DataSet) -> Iterat
         numbers = numbers_of.get(row["image"])
         if not numbers:
             raise DataError(
-                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path"
+                f"{run.folder / PREDICTIONS}: {row['image']} is not in {data.place}; "
+                "give the run's data with -data_path"
             )
         # A list can name an image twice.
         yield numbers.pop(0) if len(numbers) > 1 else numbers[0], row
@@ -70,8 +71,8 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
     rows = table_of(run)
     if not rows and run.settings["REPORT"] and run.state != "done":
         raise ConfigError(
-            f"{run.folder}: the run is not finished (its state is: {run.state}), and it writes {TABLE} when it ends; "
-            f"wait for its end, or continue it with -resume {run.folder}"
+            f"{run.folder}: the run is not finished (its state is: {run.state}), and it writes {PREDICTIONS} when it "
+            f"ends; wait for its end, or continue it with -resume {run.folder}"
         )
     if not rows and run.run_facts.get("validation_images") == 0:
         raise ConfigError(
@@ -80,11 +81,13 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
         )
     if not rows:
         raise ConfigError(
-            f"{run.folder}: it has no complete {TABLE}; train the run again with REPORT=true, which writes this table"
+            f"{run.folder}: it has no complete {PREDICTIONS}; train the run again with REPORT=true, which writes this "
+            "table"
         )
-    if missing := [name for name in COLUMNS if name not in rows[0]]:
+    if missing := [name for name in PREDICTION_COLUMNS if name not in rows[0]]:
         raise ConfigError(
-            f"{run.folder / TABLE}: it lacks the column {first_of(missing)}; restore the file, or train the run again"
+            f"{run.folder / PREDICTIONS}: it lacks the column {first_of(missing)}; restore the file, or "
+            "train the run again"
         )
     classes = {cell_of(name): n for n, name in enumerate(data.classes)}
     images, predicted, probabilities, of_labels = [], [], [], []
@@ -92,8 +95,8 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
         values = to_number(row["probability"]), to_number(row["label_probability"])
         if row["label"] != cell_of(data.label(number)) or None in values:
             raise DataError(
-                f"{run.folder / TABLE}: the label of {row['image']} is {row['label']}, but {data.label(number)} in "
-                f"{data.place}; train again on the data as they are"
+                f"{run.folder / PREDICTIONS}: the label of {row['image']} is {row['label']}, but "
+                f"{data.label(number)} in {data.place}; train again on the data as they are"
             )
         images.append(number)
         predicted.append(classes.get(row["prediction"], UNKNOWN))

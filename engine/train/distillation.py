@@ -243,12 +243,12 @@ class Distillation:
 
 
 class DistillationLoss:
-    """The loss (1 - ALPHA) x label loss + ALPHA x teacher loss, as in timm and DeiT.
+    """The loss (1 - a) x label loss + a x teacher loss, as in timm and DeiT, where a is TRAIN.DISTILLATION_ALPHA.
 
     A student with two heads learns the labels with the first, and from the teacher with the second. `soft` is the KL
-    divergence of the class probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides
-    by the number of classes), or for numbers the mean squared difference. `hard` is the cross entropy with the class
-    that the teacher predicts.
+    divergence of the class probabilities at temperature TRAIN.DISTILLATION_TAU, times its square, averaged over the
+    images (DeiT also divides by the number of classes), or for numbers the mean squared difference. `hard` is the cross
+    entropy with the class that the teacher predicts.
     """
 
     def __init__(self, base: Loss, settings: Train):

@@ -44,7 +44,7 @@ def loss_class(name: str) -> type:
 
 
 class CrossEntropy:
-    """Cross entropy with label smoothing, computed in float32 or better for any type of logits.
+    """Cross entropy with TRAIN.SMOOTHING, computed in float32 or better for any type of logits.
 
     The losses of a mixed image's two classes are weighted by their shares, which is equivalent to a soft target. With
     class weights w, the loss of an image is the sum of -w[c] target[c] log p[c] over the classes c.

@@ -19,7 +19,7 @@ from utils.torch_internals import tree_leaves, without_compiler
 def build_optimizer(
     settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None, peak: float | None = None
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of all trainable parameters.
+    """Build TRAIN.OPTIMIZER.NAME for all trainable parameters.
 
     `own` is this process's part of each parameter if the model is sharded. `peak` is the highest learning rate of the
     run, by which some optimizers scale the weight decay. The default is TRAIN.BASE_LR.
@@ -45,7 +45,9 @@ def build_optimizer(
 
 
 def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parameter]) -> list[dict]:
-    """Return the groups of all trainable parameters, divided as in timm. `own`: this process's part of each parameter.
+    """Return the groups of all trainable parameters, with and without TRAIN.WEIGHT_DECAY, divided as in timm.
+
+    `own`: this process's part of each parameter.
 
     With TRAIN.LAYER_DECAY each group has an `lr_scale`, by which its learning rate is multiplied.
     """

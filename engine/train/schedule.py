@@ -1,4 +1,8 @@
-"""The learning rate as a function of the step."""
+"""TRAIN.LR_SCHEDULER.NAME: the learning rate as a function of the step.
+
+It rises from TRAIN.WARMUP_START_LR to TRAIN.BASE_LR during TRAIN.WARMUP_EPOCHS, and falls to TRAIN.END_LR at the end
+of TRAIN.NUM_EPOCHS.
+"""
 
 import math
 
@@ -7,7 +11,7 @@ from utils.errors import ensure
 
 
 def batch_factor(settings: Train, global_batch: int) -> float:
-    """Return the factor by which the global batch scales BASE_LR, WARMUP_START_LR and END_LR (LINEAR_SCALED_LR)."""
+    """Return the factor by which TRAIN.LINEAR_SCALED_LR and TRAIN.LR_SCALING scale all three rates."""
     if not settings.LINEAR_SCALED_LR:
         return 1.0
     ratio = global_batch / settings.LINEAR_SCALED_LR

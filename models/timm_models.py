@@ -73,10 +73,7 @@ def _check_shapes(config: Config, model: nn.Module) -> None:
 
 
 def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
-    """Return timm's model MODEL.NAME with these arguments and MODEL.KWARGS.
-
-    An argument that the model does not have is left out if it is 0.
-    """
+    """Return timm's model with these arguments and MODEL.KWARGS. An argument that it lacks is left out if it is 0."""
     timm, setting_of = import_timm(), OF_A_MODEL | {"dynamic_img_size": "TRAIN.SIZE_SCHEDULE"}
     name, kwargs = settings.NAME, settings.KWARGS
     with refusing_values(settings):

@@ -47,10 +47,7 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
 
 
 def architecture_of(model: Model) -> dict[str, Any]:
-    """Return timm's arguments for MODEL.EMBED_DIM, MODEL.DEPTH, MODEL.NUM_HEADS and the other names in VIT_FIELDS.
-
-    For timm, fixed positions are learned too.
-    """
+    """Return timm's arguments for MODEL.EMBED_DIM to MODEL.QKV_BIAS. For timm, fixed positions are learned too."""
     pos_embed = "learn" if model.POS_EMBED == "sincos2d" else model.POS_EMBED
     return {name.lower(): getattr(model, name) for name in VIT_FIELDS} | {"pos_embed": pos_embed}
 

@@ -36,10 +36,7 @@ NUM_TRIES = 10  # attempts to draw a crop that fits into the image, as in torchv
 
 
 class TrainTransform:
-    """A random crop, resize, flip and augmentation (DATA.CROP_SCALE to DATA.VFLIP, DATA.TRAIN_INTERPOLATION).
-
-    All random numbers come from the caller's generator.
-    """
+    """A random crop, resize (DATA.TRAIN_INTERPOLATION), flip and augmentation, with the caller's random numbers."""
 
     def __init__(self, config: Config, pixels: Pixels | None = None):
         """`pixels`: of the images; None: those of the settings."""
@@ -78,10 +75,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """A resize to DATA.IMAGE_SIZE / DATA.CROP_PCT with DATA.INTERPOLATION, and a centre crop (DATA.CROP_MODE).
-
-    Its pixels equal torchvision's and timm's.
-    """
+    """A resize to IMAGE_SIZE / DATA.CROP_PCT (DATA.INTERPOLATION) and a crop (DATA.CROP_MODE), equal to timm's."""
 
     def __init__(self, data: Data, pixels: Pixels | None = None):
         """`pixels`: of the images; None: those of the settings."""
@@ -167,7 +161,7 @@ def crop_box(
 class Normalize(nn.Module):
     """Normalization of [B, C, H, W] on the device of the images: (image / white - mean) / std.
 
-    These are DATA.IMAGENET_MEAN and DATA.IMAGENET_STD. White is 255 for 8 bits.
+    White is 255 for 8 bits, mean is DATA.IMAGENET_MEAN, std is DATA.IMAGENET_STD.
 
     The result has the type `dtype`, which the call can override.
     """

@@ -18,10 +18,9 @@ from utils.torch_internals import found_inf, scale_and_growth
 
 
 class LossScaler(GradScaler):
-    """A loss scale that is constant (PRECISION.USE_DYNAMIC_LOSS_SCALING), or adapts.
+    """A loss scale that is constant, or shrinks after several overflows and grows after several good updates.
 
-    It shrinks by PRECISION.DECR_RATIO after PRECISION.DECR_EVERY_N_NAN_OR_INF overflows, and grows by
-    PRECISION.INCR_RATIO after PRECISION.INCR_EVERY_N_STEPS good updates.
+    PRECISION.DECR_EVERY_N_NAN_OR_INF and PRECISION.INCR_EVERY_N_STEPS say after how many, and the ratios how much.
 
     torch's own rule neither counts overflows nor has a minimum: after 166 consecutive overflows its scale is exactly 0
     and every gradient is NaN. Everything is computed on the device, without synchronisation.

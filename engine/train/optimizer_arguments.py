@@ -31,10 +31,7 @@ def check_arguments(chosen: Optimizer, cls: Callable) -> None:
 
 
 def set_arguments(chosen: Optimizer, *names: str) -> dict:
-    """Return {argument: value} for TRAIN.OPTIMIZER.EPS, TRAIN.OPTIMIZER.BETAS and others that have a value.
-
-    The optimizer's defaults apply to the rest.
-    """
+    """Return {argument: value} for TRAIN.OPTIMIZER.EPS, .BETAS and .MOMENTUM; without values, defaults apply."""
     values = {name: getattr(chosen, name) for name in names or ("EPS", "BETAS", "MOMENTUM")}
     return {name.lower(): value for name, value in values.items() if value not in (None, ())}
 

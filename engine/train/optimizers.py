@@ -45,9 +45,7 @@ def build_optimizer(
 
 
 def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parameter]) -> list[dict]:
-    """Return the groups of all trainable parameters, with and without TRAIN.WEIGHT_DECAY, divided as in timm.
-
-    `own`: this process's part of each parameter.
+    """Return the groups of all trainable parameters, divided as in timm. `own`: this process's part of each parameter.
 
     With TRAIN.LAYER_DECAY each group has an `lr_scale`, by which its learning rate is multiplied.
     """
@@ -59,8 +57,8 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
         groups = param_groups_layer_decay(model, no_weight_decay_list=names, **decays)
         parameters = {id(parameter): own[name] for name, parameter in model.named_parameters()}
         return [group | {"params": [parameters[id(each)] for each in group["params"]]} for group in groups]
-    # Biases, norms, class token and position embedding have no weight decay: pulling them to zero changes the function
-    # without simplifying it. Saved states depend on the order of the groups. Unlike in timm, decayed ones come first.
+    # Biases, norms, class token and position embedding have no TRAIN.WEIGHT_DECAY: pulling them to zero changes the
+    # function without simplifying it. Saved states depend on the order of the groups: decayed ones first, unlike timm.
     decayed, kept = [], []
     for name, parameter in own.items():
         if parameter.requires_grad:

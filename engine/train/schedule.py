@@ -1,8 +1,4 @@
-"""TRAIN.LR_SCHEDULER.NAME: the learning rate as a function of the step.
-
-It rises from TRAIN.WARMUP_START_LR to TRAIN.BASE_LR during TRAIN.WARMUP_EPOCHS, and falls to TRAIN.END_LR at the end
-of TRAIN.NUM_EPOCHS.
-"""
+"""The learning rate as a function of the step (TRAIN.LR_SCHEDULER.NAME, TRAIN.WARMUP_EPOCHS, TRAIN.NUM_EPOCHS)."""
 
 import math
 

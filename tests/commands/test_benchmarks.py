@@ -130,6 +130,7 @@ def test_parity_benchmark_allows_two_standard_errors_of_difference(monkeypatch, 
     assert bf16["against fp32"].startswith("WORSE" if worse else "no worse") and refused["against fp32"] == "not judged"
 
 
+@pytest.mark.long
 def test_gpu_session_part_over_its_limit_is_killed(tmp_path):
     # In its own session, as some tests start their programs: killing the part's process group is not enough.
     hidden = f"sh -c 'setsid sleep 1000 & echo $! > {tmp_path}/hidden; echo early; sleep 1000'"

@@ -82,6 +82,7 @@ def texts_of(path: Path) -> list[str]:
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
+@pytest.mark.long
 def test_messages_name_pages_and_packages_through_functions():
     rooms = ("configs", "datasets", "engine", "models", "utils", "scripts")
     paths = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
@@ -212,7 +213,7 @@ def test_log_names_shipped_settings_and_weights(here):
         assert find_file(name) == ROOT / "weights/tf_efficientnet_lite0.safetensors"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_number_of_processes_in_a_settings_file_is_followed_or_named(small_yaml, tmp_path):
     file = tmp_path / "two.yaml"
     file.write_text(f"NGPUS: 2\n{small_yaml.read_text()}")

@@ -108,6 +108,7 @@ def test_names_that_do_not_fit_on_a_line_are_left_to_the_shell(here, name):
     assert "lite.pth" in found and name not in found
 
 
+@pytest.mark.long
 def test_every_setting_and_its_values_follow_opts(here):
     kinds = {key: setting.kind for key, setting in ALL_SETTINGS.items()}
     assert words(["train", "-opts", ""]) == [key + (".", "=")[kinds[key] is not Arguments] for key in ALL_SETTINGS]

@@ -33,6 +33,7 @@ def finished(tmp_path_factory, small_yaml):
     return run_folder(output), result.stdout
 
 
+@pytest.mark.long
 def test_run_writes_its_files_into_a_dated_folder(finished):
     folder, _ = finished
     assert re.fullmatch(r"train-\d{8}-\d\d-\d\d-\d\d", folder.name)
@@ -63,6 +64,7 @@ def test_tensorboard_reads_the_written_events(finished):
     assert read == pytest.approx([row["eval_top1"] for row in rows])
 
 
+@pytest.mark.long
 def test_mistake_in_several_processes_is_reported_once(small_yaml):
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"]
     result = run("main_multi_gpu.py", *flags).refused()
@@ -108,6 +110,7 @@ def test_exit_code_comes_from_the_worker_that_caused_the_failure(failures, code)
     assert root_cause([SimpleNamespace(exitcode=exitcode, timestamp=time) for exitcode, time in failures]) == code
 
 
+@pytest.mark.long
 def test_killing_the_launcher_leaves_no_orphan(long_run, tmp_path):
     long_run.processes[0].kill()
     wait_until(lambda: not find_processes(tmp_path))
@@ -116,6 +119,7 @@ def test_killing_the_launcher_leaves_no_orphan(long_run, tmp_path):
 STOPS = [(os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP), (os.killpg, signal.SIGUSR1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("send", "number"), STOPS)
 def test_stop_signal_makes_all_processes_save_and_end(long_run, tmp_path, send, number):
     """Send the signal to the launcher, which forwards it, or to the whole process group."""
@@ -148,6 +152,7 @@ for program in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [(3, 8, 0), (3, 10, 9), (3, 99, 0)])
 def test_error_for_old_python_or_missing_packages_suggests_a_command(version):
     """Run without site-packages (-S), so that torch is missing too."""
@@ -188,6 +193,7 @@ def test_quickstart_lets_the_run_choose_its_precision(tmp_path, monkeypatch):
     assert done.stdout.splitlines()[-1].strip() == "source .venv/bin/activate"
 
 
+@pytest.mark.long
 def test_compiled_run_with_all_monitoring_matches_eager_run(small_yaml, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when this process compiles
     # With this rate, a run that does not train differs by 1.6% in the training loss and 9% in the others.

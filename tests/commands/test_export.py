@@ -97,6 +97,7 @@ FOR_TRANSFORMERS = {  # {name: settings of the model, settings of the data}
 }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
 def test_transformers_reads_exports_with_the_logits_of_predict(tmp_path):
     """In a separate process, because transformers looks for the package `datasets` and would find ours."""
@@ -176,6 +177,7 @@ class Branching(torch.nn.Module):
         return images.mean((2, 3)) if images.sum() > 0 else images.amax((2, 3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["onnx", "torch"])
 def test_model_that_torch_cannot_trace_is_refused_with_a_way_out(plain, tmp_path, monkeypatch, to):
     monkeypatch.setattr("engine.export.subject.Subject.graph", Branching())
@@ -200,6 +202,7 @@ print([exit_code(main, [source, "-to", to, "-output", target]) for to, target in
 """
 
 
+@pytest.mark.long
 def test_export_of_wrong_weights_is_refused_even_without_asserts(plain, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG_WEIGHTS)
     words = [word for to, name in TARGETS.items() for word in (to, str(tmp_path / "new" / name))]

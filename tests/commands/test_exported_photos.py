@@ -71,6 +71,7 @@ def export_changed(trained, tmp_path, monkeypatch):
     return export_changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", ["probabilities", "known"])
 def test_graph_with_other_answers_on_validation_images_is_deleted(export_changed, tmp_path, wrong):
     def change(photo, probabilities, known):
@@ -86,6 +87,7 @@ def test_graph_with_other_answers_on_validation_images_is_deleted(export_changed
     assert re.search(rf"\b0 with another {same}", ended.stderr), "the message says which of the two agrees"
 
 
+@pytest.mark.long
 def test_other_sign_of_known_decided_by_rounding_refuses_no_export(trained, export_changed, tmp_path):
     state = torch.load(trained / "best.pth", weights_only=True)
     statistics = state["calibration"]["known"]["statistics"]
@@ -141,6 +143,7 @@ def upright(trained, photo_graph, tmp_path_factory):
     return folder / "best.pth", folder / "page"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exif", ["apply", "ignore"])
 def test_documented_code_answers_as_predict_for_images_of_every_mode(
     trained, photo_graph, upright, modes, tmp_path, monkeypatch, exif
@@ -156,6 +159,7 @@ def test_documented_code_answers_as_predict_for_images_of_every_mode(
         assert found[row["class"]] == pytest.approx(float(row["probability"]), abs=1e-4), row["image_path"]
 
 
+@pytest.mark.long
 def test_code_of_the_model_card_answers_as_predict_for_images_of_every_mode(trained, modes, tmp_path):
     typed("scripts/export.py", trained, "-to", "hf", "-output", tmp_path / "hf").done()
     state = torch.load(trained / "best.pth", weights_only=True)
@@ -208,6 +212,7 @@ def known_of(model, images, table) -> list[float]:
     return [each["known"] for each in json.loads(table.read_text())["images"]]
 
 
+@pytest.mark.long
 def test_graph_with_photo_knows_how_well_photos_fit(trained, photo_graph, image_graph, photos, tmp_path):
     expected = known_of(trained, photos, tmp_path / "a.json")
     assert known_of(photo_graph, photos, tmp_path / "b.json") == pytest.approx(expected, rel=1e-2, abs=1e-2)
@@ -217,6 +222,7 @@ def test_graph_with_photo_knows_how_well_photos_fit(trained, photo_graph, image_
     assert "known" not in json.loads((tmp_path / "x.json").read_text())["images"][0]
 
 
+@pytest.mark.long
 def test_graph_without_photo_answers_as_its_run(trained, image_graph, photos, tmp_path):
     typed("scripts/export.py", trained, "-output", tmp_path / "x.onnx", "-calibrated").done()
     expected = predicted(trained, photos, tmp_path / "a.csv", "-top", 2, "-flip")
@@ -309,6 +315,7 @@ def test_page_without_a_runtime_names_one_version_and_its_checksums(upright):
     assert [each["integrity"] for each in facts["runtime"]] == [f"sha384-{digest}" for digest in RUNTIME.values()]
 
 
+@pytest.mark.long
 def test_int8_that_loses_accuracy_is_refused_and_names_the_layer(trained, photo_graph, tmp_path, monkeypatch):
     state = torch.load(trained / "best.pth", weights_only=True)
     bias, weight = (state[state["preferred"]][f"blocks.0.mlp.{name}"] for name in ("fc1.bias", "fc2.weight"))

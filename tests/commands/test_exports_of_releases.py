@@ -66,6 +66,7 @@ def test_exported_files_of_a_release_predict_as_its_run_did(exported, data, tmp_
     assert answers == numbers_in(exported.expected["images"])
 
 
+@pytest.mark.long
 def test_exported_files_of_a_release_are_exported_again_unchanged(exported, here):
     typed("scripts/export.py", exported.path, "-output", "again.safetensors").done()
     assert_same(read_state_dict(here / "again.safetensors"), read_state_dict(exported.path))
@@ -73,6 +74,7 @@ def test_exported_files_of_a_release_are_exported_again_unchanged(exported, here
     assert read_record(here / "again.safetensors") == read_record(file)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exported", named([file for file in FILES if file.stem not in WITHOUT_ANSWERS]), indirect=True)
 def test_exported_file_of_a_release_reaches_its_validation_score(exported, data, tmp_path, monkeypatch, all_digits):
     monkeypatch.chdir(data)

@@ -100,6 +100,7 @@ def our_augmentation(config) -> dict:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RECIPES)
 def test_translated_published_recipe_matches_objects_built_by_timm(tmp_path, name):
     import timm

@@ -88,6 +88,7 @@ def test_model_that_saw_other_images_than_today_is_refused_with_the_last_version
     typed(program, *first, *flags).refused("DATA.TOKENS", weights, "2.3.0", "-pretrained")
 
 
+@pytest.mark.long
 def test_run_on_squares_starts_from_a_model_that_saw_other_images(here):
     weights = write_run_weights(Path("old.safetensors"), more={"DATA.TOKENS": 64})
     words = ["-pretrained", weights, "-dataset", "digits", "-epochs", 1, "-output", "new", "-batch_size", 320]

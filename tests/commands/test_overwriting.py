@@ -96,6 +96,7 @@ def test_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_facto
     assert contents(folder) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "name"), pairs(OWN))
 def test_script_overwrites_its_own_files_and_empty_files(trained, tmp_path, tmp_path_factory, monkeypatch, kind, name):
     photos = tmp_path_factory.mktemp("photos")

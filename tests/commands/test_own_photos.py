@@ -87,6 +87,7 @@ def test_one_word_trains_and_latest_predicts(places):
     assert "4 validation images" in evaluated.stdout
 
 
+@pytest.mark.long
 def test_word_means_the_same_as_data_path_and_flags_win(places):
     on_a_cpu = {"weights": WEIGHTS, "data": "imagefolder", "path": "photos", "size": 128, "epochs": 10}
     for words in (["photos"], ["-data_path", "photos"], ["-amp", "photos"], ["photos", "-amp"], ["-check", "photos"]):
@@ -97,6 +98,7 @@ def test_word_means_the_same_as_data_path_and_flags_win(places):
     assert other["weights"] is None and other["epochs"] != 10, "-cfg decides alone"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("signal_handlers")
 def test_resume_auto_starts_own_photos_and_later_continues_them(places):
     words = ("photos", "-image_size", 32, "-resume", "auto", "-name", "mine", "-opts", "DATA.NUM_WORKERS=0")
@@ -111,6 +113,7 @@ def test_amp_before_photos_is_on_and_after_false_is_off(places):
     assert not load_settings(["-amp", "false", "photos"]).config.AMP
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("write", "path", "data"),
     [

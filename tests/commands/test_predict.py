@@ -27,6 +27,7 @@ def type_in(*words, exit_with=0):
     return [line.split("\t") for line in ended.stdout.splitlines()], ended.stderr
 
 
+@pytest.mark.long
 def test_every_prediction_output_matches_predictions_csv_of_the_run(trained, digits, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.predict.output.PER_SHEET", 25)
     (tmp_path / "broken.png").write_bytes(b"no picture")
@@ -170,6 +171,7 @@ def test_predict_uses_best_or_last_checkpoint_of_a_given_run_folder(trained, dig
         assert_names(err, folder / name, ".txt", 2, ".cr2", 1)  # other files are counted by ending
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", [None, "-ema", "-raw"])
 def test_exported_file_predicts_like_its_checkpoint(trained, digits, tmp_path, flag):
     image = digits / "3"

@@ -23,6 +23,7 @@ MODEL = SHIPPED_FILE.stem
 PHOTOS = {"coffee": "espresso", "cat": "tiger cat", "camera": "tripod"}
 
 
+@pytest.mark.long
 def test_predictions_on_photos_are_those_of_timm(tmp_path):
     model = timm.create_model(MODEL, num_classes=1000).eval()
     model.load_state_dict(load_file(SHIPPED_FILE))

@@ -276,6 +276,7 @@ class Forked:
         self.process.terminate()
 
 
+@pytest.mark.long
 def test_resumed_trial_after_kill_matches_a_manual_run(tmp_path, small_yaml, start, monkeypatch, signal_handlers):
     class Killed(Forked):
         faults = Forked.faults | {"signal_at": [20, int(signal.SIGKILL), [0]]}  # in the second epoch

@@ -132,6 +132,7 @@ def computed(made) -> Computed:
 # --- one test for each kind of file ---
 
 
+@pytest.mark.long
 def test_tables_of_an_evaluation_hold_the_answers_of_the_best_weights(computed):
     shares = computed.logits.softmax(1).numpy()
     rows = rows_of("o/first/predictions.csv")

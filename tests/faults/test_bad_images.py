@@ -19,6 +19,7 @@ def cut(photos, *names: str) -> None:
         (photos / name).write_bytes(b"no picture")
 
 
+@pytest.mark.long
 def test_too_many_bad_images_across_ranks_end_run(tmp_path, start, photos):
     """Three bad images are allowed, and no process alone meets more."""
     cut(photos, "train/bee/50.JPEG", "train/ant/51.JPEG")
@@ -32,6 +33,7 @@ def test_too_many_bad_images_across_ranks_end_run(tmp_path, start, photos):
     assert "----- Validation" not in stopped.printed
 
 
+@pytest.mark.long
 def test_bad_image_counts_once_across_resume_until_repaired(tmp_path, start, photos):
     options = flags(photos, "DATA.DROP_LAST=false", "VALIDATE_FREQ=9")
 

@@ -51,6 +51,7 @@ def test_settings_that_may_change_on_resume_match_the_expected_list():
     assert {key for key in SETTINGS if SETTINGS[key].may_change} - REMOVED_SOON == listed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", [*SETTINGS, "GLOBAL_BATCH", "NUM_IMAGES"])
 def test_resume_refuses_change_affecting_weights_and_names_both_values(key):
     if key in SETTINGS and SETTINGS[key].may_change:
@@ -95,6 +96,7 @@ def flags_of(path: Path, *allowed: str) -> list[str]:
     return ["-dataset", "imagefolder", "-data_path", str(path), "-opts", "DATA.NUM_WORKERS=0", *words]
 
 
+@pytest.mark.long
 def test_resume_refuses_and_names_images_moved_between_classes(tmp_path, start, flat):
     (flat / "ant/day").mkdir()
     for number in range(3):
@@ -126,6 +128,7 @@ def test_resume_with_added_images_needs_permission_only_for_image_count(tmp_path
     assert "Epoch[" not in allowed.printed, "its only epoch is already trained"
 
 
+@pytest.mark.long
 def test_resume_refuses_different_images_with_the_same_names(tmp_path, start, photos):
     start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
     shutil.copytree(photos, tmp_path / "copy")
@@ -152,6 +155,7 @@ def test_resume_refuses_changed_labels_of_listed_training_or_validation_images(t
         start(tmp_path / "o", *flags).refused("IMAGES", names[part])
 
 
+@pytest.mark.long
 def test_best_epoch_of_other_validation_images_is_ignored(tmp_path, start, photos):
     start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
     for path in (photos / "val").rglob("*.JPEG"):  # different images with the same names and labels

@@ -263,7 +263,7 @@ def leftovers(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob(".*") if path.is_file()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["nothing", "older files"])
 @pytest.mark.parametrize(
     "writer",
@@ -323,6 +323,7 @@ def writes_directly(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Name) and call.func.id == "open" and bool({*"".join(modes)} & {*"wax+"})
 
 
+@pytest.mark.long
 def test_only_listed_files_write_without_the_safe_functions():
     found = {
         name

@@ -111,6 +111,7 @@ def test_training_continues_if_checkpoints_cannot_be_written_and_old_checkpoint_
     assert run_hash(folder) == unbroken()
 
 
+@pytest.mark.long
 def test_disk_too_small_for_one_checkpoint_is_refused(tmp_path, tiny, monkeypatch):
     usual, room = shutil.disk_usage, []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usual(path)._replace(**room[-1]))
@@ -186,6 +187,7 @@ def test_output_that_cannot_be_created_is_refused_before_reading_data(tmp_path, 
     assert "nowhere" not in refused.printed
 
 
+@pytest.mark.long
 def test_run_folder_in_use_by_another_run_stays_unchanged(tmp_path, start):
     assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")

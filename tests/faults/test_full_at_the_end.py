@@ -47,6 +47,7 @@ def assert_truth(output: Path, ended: Ended) -> dict:
     return status
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from there on"])
 def test_final_message_matches_saved_files_wherever_disk_fills_up(tmp_path, start, lasts):
     writes, states = last_writes(start, tmp_path / "unbroken"), set()
@@ -79,6 +80,7 @@ def test_best_epoch_is_updated_after_a_failed_save(tmp_path, start):
     assert (status["state"], status["best_top1"], status["best_epoch"]) == ("done", 40.0, 3)
 
 
+@pytest.mark.long
 def test_failed_save_on_one_rank_is_reported_on_all(tmp_path, start):
     sharded = ("-batch_size", "4", *OPTIONS, "DIST.STRATEGY=fsdp2")
     full = ["open .2-of-2.pth.tmp", 2, False]

@@ -85,7 +85,7 @@ def test_start_without_a_folder_for_temporary_files_names_the_remedy(monkeypatch
         launch("main_multi_gpu.py", [], 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_meet_in_a_folder_of_their_user_that_is_removed(tmp_path):
     """The launcher and torchrun leave no files behind."""
     script, temporary = tmp_path / "script.py", tmp_path / "temporary files"

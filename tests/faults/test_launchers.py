@@ -60,6 +60,7 @@ def by_flags(tmp_path_factory, small_yaml) -> Path:
     return run_folder(output)
 
 
+@pytest.mark.long
 def test_rank_flags_are_not_saved_as_settings(by_flags):
     text = (by_flags / "config.yaml").read_text()
     assert "TIMEOUT: 1800.0" in text and "tcp://" not in text and "WORLD_SIZE" not in text
@@ -78,6 +79,7 @@ def test_main_program_ignores_an_installed_package_named_datasets(program, small
         run_fresh(program, *words, "-ngpus", "2", **options).done()
 
 
+@pytest.mark.long
 def test_run_that_starts_its_processes_itself_matches_run_started_by_flags(by_flags, small_yaml, tmp_path):
     flags = arguments(small_yaml, tmp_path, "-ngpus", "2")
     run("main_multi_gpu.py", *flags, faults={"start_python_as_forks": []}).done()
@@ -95,6 +97,7 @@ def test_run_started_by_mpirun_matches_run_started_by_flags(by_flags, small_yaml
     assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
 
 
+@pytest.mark.long
 def test_run_restarted_by_torchrun_after_kills_matches_unbroken_run(by_flags, small_yaml, tmp_path):
     """Kill the second of two processes with kill -9, and after the restart the first."""
     kills = [{"signal_at": [7, SIGKILL, [1]]}, {"signal_at": [17, SIGKILL, [0]]}, {}]
@@ -109,6 +112,7 @@ def test_run_restarted_by_torchrun_after_kills_matches_unbroken_run(by_flags, sm
     assert not find_processes(tmp_path)
 
 
+@pytest.mark.long
 def test_hung_process_is_killed_within_the_timeout(small_yaml, tmp_path):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-opts", "DIST.TIMEOUT=20"]
     ended = run("main_multi_gpu.py", *flags, processes=2, faults={"signal_at": [2, SIGSTOP, [1]]})
@@ -120,6 +124,7 @@ def test_hung_process_is_killed_within_the_timeout(small_yaml, tmp_path):
     assert_names(status["reason"], *names)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("signal_handlers")
 def test_fewer_processes_continue_with_the_same_global_batch(small_yaml, tmp_path):
     """Two processes start, one finishes. The weights equal those of two processes, up to the order of sums."""
@@ -144,6 +149,7 @@ def test_fewer_processes_continue_with_the_same_global_batch(small_yaml, tmp_pat
     assert global_batch_to_keep(small_config(tmp_path), {"config": ours["config"]}) is None
 
 
+@pytest.mark.long
 def test_elastic_run_on_one_node_uses_full_global_batch(small_yaml, tmp_path):
     one = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PET_NNODES": "1:2"}
     for flags in ([], ["-check", "-check_images", "10"]):
@@ -151,6 +157,7 @@ def test_elastic_run_on_one_node_uses_full_global_batch(small_yaml, tmp_path):
         assert "11 updates of 32 images" in said and ("16 x 1 process x 2 micro-batches" in said or flags)
 
 
+@pytest.mark.long
 @needs_networks
 @pytest.mark.parametrize("lost", [0, 1])
 def test_run_resumed_by_restarted_nodes_matches_unbroken_run(by_flags, small_yaml, tmp_path, two_hosts, lost):

@@ -25,17 +25,20 @@ def assert_ended(output: Path, ended: Ended) -> None:
     assert "\n  continue" not in ended.stdout, "this command would continue the other run"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["a save", "a write", "a sign of life", "the figures"])
 def test_moved_run_never_saves_to_the_folder_replacing_it(tmp_path, start, moment):
     ended = start(tmp_path, *FAST, move_folder=[str(tmp_path), moment], keep_statuses=[str(tmp_path) + ".kept"])
     assert_ended(tmp_path, ended)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("flags", "moment", "rank"), [(FAST, "a save", 0), (SHARDED, "a sharded save", 1)])
 def test_moving_the_folder_of_a_run_ends_all_its_processes(tmp_path, start, flags, moment, rank):
     assert_ended(tmp_path, start(tmp_path, *flags, processes=2, move_folder=[str(tmp_path), moment, rank]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
 def test_run_moved_before_first_update_creates_no_folder_at_old_path(tmp_path, start, processes):
     ended = start(tmp_path, "-name", "exp", processes=processes, move_folder=[str(tmp_path), "the start", 0, False])

@@ -56,6 +56,7 @@ def test_nothing_listens_beyond_the_loopback_interface(small_yaml, tmp_path, num
     assert {address for address, _ in places} == ({"127.0.0.1"} if number > 1 else set())
 
 
+@pytest.mark.long
 @needs_networks
 @pytest.mark.parametrize("attacker", ["machine", "user"])
 def test_attack_on_the_ports_of_a_run_changes_nothing(small_yaml, tmp_path, two_hosts, attacker):

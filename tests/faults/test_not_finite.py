@@ -13,7 +13,7 @@ from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import rows_of, run_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates per epoch, two epochs
 RANKS = {"one": [1], "both": [0, 1]}

@@ -66,6 +66,7 @@ def draw_others(copy: Path) -> list[str]:
     return ["sizes of the training files: 24 of 24 differ", "sizes of the validation files"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [move, add, draw_others])
 def test_process_with_other_images_is_refused_before_training(tiny, photos, change):
     names = change(photos.parent / "copy")
@@ -91,6 +92,7 @@ def test_process_with_other_class_weights_is_refused(tiny, photos):
     assert str(photos.parent) not in ended[0].stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", ["-pretrained", "-resume"])
 def test_process_with_different_checkpoint_file_is_refused(tiny, photos, flag):
     folders = photos.parent / "one", photos.parent / "other"
@@ -105,12 +107,14 @@ def test_process_with_different_checkpoint_file_is_refused(tiny, photos, flag):
     refused_for(ended, {"-pretrained": "MODEL.PRETRAINED", "-resume": "RESUME"}[flag])
 
 
+@pytest.mark.long
 def test_processes_may_read_images_from_different_folders(tiny, photos):
     ended = start_two(flags_of(tiny, photos), flags_of(tiny, photos.parent / "copy", "-num_workers", "0"))
     assert [each.returncode for each in ended] == [0, 0], [each.printed for each in ended]
     assert (run_folder(photos.parent / "o") / "last.pth").exists()
 
 
+@pytest.mark.long
 def test_process_with_different_code_is_refused_naming_the_file(tiny, photos, tmp_path):
     checkout = tmp_path / "checkout"
     for name in CODE:

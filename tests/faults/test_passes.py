@@ -108,6 +108,7 @@ def here(root, tmp_path) -> Path:
     return Path(shutil.copytree(root, tmp_path, dirs_exist_ok=True))
 
 
+@pytest.mark.long
 @EACH
 def test_two_processes_have_the_answers_of_one(here, undisturbed, name):
     if PASSES[name].alone:
@@ -118,6 +119,7 @@ def test_two_processes_have_the_answers_of_one(here, undisturbed, name):
     assert not changed, changed
 
 
+@pytest.mark.long
 @EACH
 def test_unreadable_image_is_named_counted_and_left_out(here, undisturbed, name):
     each = PASSES[name]

@@ -129,6 +129,7 @@ def test_every_program_handles_flags_and_errors_of_all_programs():
             assert "(exit_code(main, " in text, path.name
 
 
+@pytest.mark.long
 def test_run_with_closed_stderr_leaves_lock_file_empty(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
     words = [sys.executable, str(ROOT / "main_single_gpu.py"), "-cfg", str(tmp_path / "small.yaml"), "-epochs", "1"]

@@ -171,6 +171,7 @@ def names_of_imports(tree: ast.Module) -> dict[str, str]:
     return names
 
 
+@pytest.mark.long
 def test_program_code_never_loads_files_unsafely():
     unsafe = "eval exec compile yaml.load yaml.unsafe_load yaml.full_load torch.jit.load torch.hub.load".split()
     for file, function, named in calls():
@@ -187,6 +188,7 @@ def test_program_code_never_loads_files_unsafely():
     assert not any("LOAD_TRUNCATED_IMAGES" in path.read_text() for path in OURS)
 
 
+@pytest.mark.long
 def test_only_the_reader_of_paddle_files_imports_pickle():
     """It replaces the method that finds classes; tests/unit/models/test_paddle_weights.py opens hostile files."""
     unpickling = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -214,6 +216,7 @@ SECRETS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
 def test_run_files_and_output_contain_no_secret_environment_variables(tmp_path, start, processes):
     """Check two runs: one that succeeds, and one that fails with a traceback."""

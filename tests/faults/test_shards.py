@@ -46,6 +46,7 @@ def test_sharded_checkpoint_has_no_unused_shards_and_exports_to_one_file(tmp_pat
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_resume_after_kill_during_sharded_save_matches_unbroken_run(tmp_path, start, unbroken, kind):
     folder, operations = unbroken
@@ -60,6 +61,7 @@ def test_resume_after_kill_during_sharded_save_matches_unbroken_run(tmp_path, st
         assert_tidy(killed)
 
 
+@pytest.mark.long
 def test_unsharded_resume_leaves_no_unused_shards(tmp_path, start):
     assert start(tmp_path, "-epochs", "1", *SHARDED, processes=2).returncode == 0
     start(tmp_path).done()
@@ -68,6 +70,7 @@ def test_unsharded_resume_leaves_no_unused_shards(tmp_path, start):
     assert_tidy(folder)
 
 
+@pytest.mark.long
 def test_resume_auto_takes_previous_if_shard_is_damaged_or_missing(tmp_path, start):
     assert start(tmp_path, *SHARDED, processes=2).returncode == 0
     folder, warned = run_folder(tmp_path), []

@@ -23,6 +23,7 @@ def contents(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_status_is_complete_in_every_state(tmp_path, start):
     kept = tmp_path / "kept"
     fast = ["-opts", "SAVE_STEPS=1", "PRECISION.MAX_CONSECUTIVE_SKIPS=2"]
@@ -54,6 +55,7 @@ def test_status_is_complete_in_every_state(tmp_path, start):
     assert [(each["epoch"], each["step"], each["total_steps"]) for each in of_done] == [(2, 8, 8)] * 2
 
 
+@pytest.mark.long
 def test_refused_resume_leaves_killed_runs_status_unchanged(tmp_path, start):
     assert start(tmp_path, kill_at=[2, 0]).returncode == -signal.SIGKILL
     path = run_folder(tmp_path) / "status.json"
@@ -102,6 +104,7 @@ def test_heartbeat_is_rate_limited_and_never_delays_training(clock, opened, monk
     assert "position" not in status_of(opened.path) and len(written) == 3
 
 
+@pytest.mark.long
 def test_heartbeat_keeps_the_time_of_the_state(clock, opened, monkeypatch):
     monkeypatch.setattr(session, "now", map(str, range(9)).__next__)
     opened.status("training")

@@ -9,7 +9,7 @@ from tests.support.image_sets import draw_photos
 from tests.support.run_hash import run_hash
 from tests.support.runs import Run, rows_of, run, run_folder, run_fresh, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

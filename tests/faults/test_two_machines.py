@@ -40,7 +40,7 @@ def together(request, tmp_path_factory, small_yaml) -> tuple[Ended, Path]:
     return ended, run_folder(output)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_on_two_machines_train_like_one_process(alone, together):
     _, folder = together
     names = ("train_loss", "eval_loss", "eval_loss_ema", "eval_top1", "lr", "grad_norm", "skipped")

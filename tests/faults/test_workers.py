@@ -22,6 +22,7 @@ def failure(output) -> str:
     return told["reason"]
 
 
+@pytest.mark.long
 def test_killed_loader_process_is_named_and_ends_run(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, kill_worker=[3])
     assert ended.returncode == 1
@@ -30,6 +31,7 @@ def test_killed_loader_process_is_named_and_ends_run(tmp_path, start):
     assert_names(failure(tmp_path / "o"), "exit code -9")
 
 
+@pytest.mark.long
 def test_killed_loader_process_on_one_rank_ends_both_ranks(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, processes=2, kill_worker=[3, 1])
     assert ended.codes == [1, 1]
@@ -44,6 +46,7 @@ def test_too_many_open_files_are_reported_without_a_traceback(tmp_path, start):
     assert_names(ended.stderr, "error: too many open files", "ulimit -n 4096", "-num_workers")
 
 
+@pytest.mark.long
 def test_orphaned_loader_processes_do_not_lock_run_folder(tmp_path, start):
     killed = start(tmp_path / "o", *DIGITS, *PROCESSES, "SAVE_STEPS=1", signal_at=[3, signal.SIGKILL, [0]])
     assert killed.returncode == -signal.SIGKILL
@@ -69,6 +72,7 @@ def test_full_shared_memory_causes_a_warning_and_then_an_error(tmp_path, start, 
     assert_names(said[named:], what, "DATA.WORKERS=threads")
 
 
+@pytest.mark.long
 def test_run_with_unreadable_images_has_equal_hash_for_any_worker_settings(tmp_path, start, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts"]
     hashes = set()

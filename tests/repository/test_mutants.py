@@ -108,7 +108,7 @@ def test_other():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_lines_of_started_programs_belong_to_the_tests_of_their_fixture(tmp_path):
     for name, words in (("run", ""), ("typed", ", processes=2")):
         program = f'{name}("scripts/models.py", "test_vit*"{words})'

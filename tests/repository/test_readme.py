@@ -35,7 +35,7 @@ def readme_commands() -> list[str]:
     return [shlex.join(["python", script, *words]) for script, words in typed]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_readme_commands_need_no_package_beyond_requirements(tmp_path):
     for name in ("configs", "weights"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -83,6 +83,7 @@ def test_program_in_this_process_has_its_faults_variables_and_folder(small_yaml,
     assert seen["epoch"] > 1e10  # in a million days
 
 
+@pytest.mark.long
 def test_two_ranks_give_the_hash_of_forks_after_other_runs(small_yaml, tmp_path):
     words = ["main_multi_gpu.py", "-cfg", str(small_yaml), "-opts", "TRAIN.NUM_EPOCHS=1"]
     run(*words, f"SAVE={tmp_path / 'forks'}", processes=2).done()
@@ -103,6 +104,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("fault", "codes"), FAILURES.values(), ids=FAILURES)
 def test_rank_that_fails_is_reported_and_replaced(small_yaml, tmp_path, fault, codes):
     words = ["-cfg", str(small_yaml), "-epochs", "1", "-output", str(tmp_path)]

@@ -51,6 +51,7 @@ def test_features_equal_timm_features_of_the_same_pixels(here, photos, name, num
     np.testing.assert_allclose(features_in("x.npz"), theirs(model, photos, paths_in("x.npz")), atol=1e-5)
 
 
+@pytest.mark.long
 def test_checkpoint_without_a_classifier_gives_the_same_features(here, trained, digits):
     state = torch.load(trained / "best.pth", weights_only=True)
     for key in ("state_dict", "state_dict_ema"):

@@ -165,6 +165,7 @@ def test_own_validation_folder_keeps_its_images(here):
     assert listed() == before | {"val/cat/1.png": ("val", "dog")}
 
 
+@pytest.mark.long
 def test_sweep_lists_the_parts_of_its_first_fold(photos):
     make_sweep(Path("sweep"), photos, {"cat/25.png": ("dog", 0.9, 1e-4)}, folds=2)
     typed(SCRIPT, "sweep", "-no_copies").done()
@@ -183,6 +184,7 @@ def test_sweep_lists_the_parts_of_its_first_fold(photos):
     assert all({first[image][0], second[image][0]} == {"train", "val"} for image in corrected)
 
 
+@pytest.mark.long
 def test_links_inside_the_data_are_listed_and_links_outside_are_refused(photos):
     first, second = held_out("cat", 2)
     draw_image(Path("outside.png"), 99)
@@ -235,6 +237,7 @@ def folders_of_classes(draw) -> list[str]:
     return [draw(in_any_form(name)) for name in classes]
 
 
+@pytest.mark.long
 @given(folders_of_classes())
 @example(["bar", "mu\u0308sli", "A\u030aal"])
 @example(["1", "2", "10"])
@@ -292,6 +295,7 @@ def cells_of(file: Path) -> list[dict[str, str]]:
     return sorted(({key: cell.strip() for key, cell in row.items()} for row in rows), key=lambda row: row["image_path"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_lists_of_a_csv_file_keep_its_other_cells(here, form):
     write_list(form)
@@ -357,6 +361,7 @@ def refused(*named: object) -> None:
     assert state(Path("photos")) == before and not LISTS.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag, remedy", [("-undo", "1.1.0"), ("-yes", "-apply")])
 def test_removed_flags_are_refused_with_their_remedy(found, flag, remedy):
     typed(SCRIPT, "run", flag).refused(flag, remedy)
@@ -369,6 +374,7 @@ def test_table_without_a_confirmed_correction_is_refused(found):
         refused("run/labels/labels.csv", "confirmed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["train.csv", "val.csv", "classes.txt"])
 def test_other_files_in_the_folder_of_the_lists_are_not_overwritten(found, name):
     LISTS.mkdir()
@@ -424,6 +430,7 @@ def test_data_with_a_new_photo_are_refused(found):
     refused("cat/new.png")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "column, value, named",
     [
@@ -444,6 +451,7 @@ def test_two_suggestions_for_an_image_are_refused(found):
     refused(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("separator, answer", [(";", "Y"), ("\t", "TRUE"), (",", "x"), (";", "ja"), (",", "oui")])
 def test_table_saved_by_a_spreadsheet_is_read(found, separator, answer):
     write_table([row | {"confirmed": answer} for row in rows_of(TABLE)], separator)
@@ -469,6 +477,7 @@ def test_rows_that_say_no_in_a_word_are_not_confirmed(found):
     refused("run/labels/labels.csv", "confirmed")
 
 
+@pytest.mark.long
 def test_other_table_or_table_without_record_is_refused(found):
     for table in ("run/predictions.csv", "none.csv"):
         apply(table=table).refused(table)
@@ -504,6 +513,7 @@ def test_wrong_cell_after_empty_rows_is_reported_with_its_row(found):
     refused("labels.csv, row 4", "dgo")
 
 
+@pytest.mark.long
 def test_table_in_another_encoding_is_refused_only_for_its_confirmed_names(photos):
     make_photos(photos, {"käfer": 20})
     cat, bird = held_out("cat") + held_out("bird")

@@ -64,6 +64,7 @@ def test_run_of_a_fold_keeps_its_images_after_photos_were_added(here):
     assert (here / "run/labels/labels.csv").exists()
 
 
+@pytest.mark.long
 def test_sweep_judges_every_image_and_averages_its_seeds(here):
     make_photos(here / "photos", COUNTS)
     make_sweep(here / "sweep", here / "photos", {"cat/25.png": ("dog", 0.9, 1e-4)}, folds=2, seeds=(3, 4))
@@ -101,6 +102,7 @@ def test_class_without_held_out_images_is_named(here):
     assert "labels are not checked: zebra" in typed(SCRIPT, "run").done().stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*(name for name in MAKERS if name != "images"), "digits"])
 def test_labels_script_reads_runs_of_every_source(here, kind):
     dataset, path = kind.replace("NAME", "OxfordIIITPet"), None
@@ -278,6 +280,7 @@ def test_sweep_without_folds_or_finished_trial_is_refused(here, folds, named):
     typed(SCRIPT, "sweep").refused(named)
 
 
+@pytest.mark.long
 def test_folder_with_confirmed_rows_is_not_overwritten(run):
     doubt(run, next(name for name in held_out(run) if name.startswith("cat")), "dog")
     typed(SCRIPT, "run").done()

@@ -80,7 +80,7 @@ def test_pretrained_weights_choose_photos_without_guesses(photos):
     assert chosen() == first
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_guesses_as_predict_does_and_leaves_out_labelled_photos(new_digits, run_on_few):
     ended = typed(SCRIPT, *run_on_few).done()
     rows = rows_of("out/next.csv")
@@ -136,7 +136,7 @@ def test_strangers_are_chosen_last_unless_they_are_wanted(takes_strangers, expec
     assert in_order(in_given_order, 9, is_stranger, takes_strangers)[:4] == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_photos_that_do_not_fit_the_training_images_come_last(new_digits):
     _, val = open_sets(small_config(Path()))
     for number in range(10):  # new digits that look like the others: the mean of two of the same class
@@ -184,7 +184,7 @@ def test_copies_go_to_no_folder_of_the_training_images(here):
 # --- files ---
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sheets_beyond_100_photos_are_numbered_and_replaced(photos):
     for number in range(10, 103):
         draw_patches(Path(f"photos/{number}.png"), number)

@@ -43,6 +43,7 @@ def listed(folder: str = "labels") -> list[tuple[str, str]]:
     return [(row["image"], row["suggestion"]) for row in rows_of(f"{folder}/labels.csv")]
 
 
+@pytest.mark.long
 def test_weights_list_a_wrong_label_without_a_run(photos):
     ended = typed(SCRIPT, "hub", "-data_path", "photos", "-no_copies", "-image_size", "32").done()
     assert listed() == [(WRONG, "red")]
@@ -60,6 +61,7 @@ def test_weights_list_a_wrong_label_without_a_run(photos):
     assert words[:3] == ["halfstep", "train", "-pretrained"] and words[3].startswith("hub")
 
 
+@pytest.mark.long
 def test_unreadable_photo_is_named_once(photos):
     assert typed(SCRIPT, "hub", "-data_path", "photos").done().printed.count("broken.png") == 1
 
@@ -73,6 +75,7 @@ def test_weights_judge_a_csv_list(photos):
     assert "-dataset csv" in ended.stdout
 
 
+@pytest.mark.long
 def test_features_of_a_run_judge_its_training_images(photos):
     run = make_run(photos.parent / "run", photos)
     parts = open_sets(settings_of(run, photos))
@@ -117,6 +120,7 @@ def test_probabilities_of_tables_are_averaged_and_the_rest_is_shared():
     assert np.isnan(found[2]).all()
 
 
+@pytest.mark.long
 def test_weights_judge_native_pixels_with_the_measured_range(here):
     make_hub(here / "hub")
     for number in range(60):

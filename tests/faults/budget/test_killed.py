@@ -25,6 +25,7 @@ def rates_of(folder: Path) -> dict[str, str]:
     return {row["step"]: row["lr"] for row in read_table(folder / "steps.csv")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, later", [("plain", 0), ("two", 50), ("shards", 0)])
 def test_killed_processes_agree_on_the_number_of_updates(tmp_path, start, name, later):
     """Killed before the first update that uses the choice, and later. The processes measure different speeds."""
@@ -47,6 +48,7 @@ def test_killed_processes_agree_on_the_number_of_updates(tmp_path, start, name, 
         assert start(tmp_path, *flags, *changed, **faults).returncode == ExitCode.REFUSED
 
 
+@pytest.mark.long
 def test_killed_run_keeps_its_raised_number_of_updates_and_its_bits(tmp_path, start):
     flags = [*BUDGET[:2], "-batch_size", "4", *FLAGS]
     faults = STEADY | {"processes": 2, "pass_time": [0.4, 0.1, 21]}
@@ -61,6 +63,7 @@ def test_killed_run_keeps_its_raised_number_of_updates_and_its_bits(tmp_path, st
     assert all(torch.equal(tensor, again["state_dict"][name]) for name, tensor in whole["state_dict"].items())
 
 
+@pytest.mark.long
 def test_no_update_uses_a_choice_that_is_not_saved(tmp_path, start):
     ended = start(tmp_path, *BUDGET, **STEADY, kill_before=["replace .last.pth.tmp last.pth", 4])
     folder = run_folder(tmp_path)
@@ -70,6 +73,7 @@ def test_no_update_uses_a_choice_that_is_not_saved(tmp_path, start):
     assert rates_of(folder) | before == rates_of(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slower, processes", [(0.3, 1), (1.0, 1), (1.0, 2)])
 def test_run_that_becomes_slower_ends_in_time_at_the_final_rate(tmp_path, start, slower, processes):
     flags = [*BUDGET[:2], "-batch_size", str(8 // processes), *FLAGS]
@@ -81,6 +85,7 @@ def test_run_that_becomes_slower_ends_in_time_at_the_final_rate(tmp_path, start,
     assert choices[-1][1] == saved["step"] < choices[0][1] and float(rows[-1]["lr"]) == pytest.approx(1e-6, rel=0.01)
 
 
+@pytest.mark.long
 def test_run_without_time_stops_and_completes_with_more(tmp_path, start):
     start(tmp_path, *BUDGET, **STEADY, kill_after_choice=[25])
     folder, faults = run_folder(tmp_path), STEADY
@@ -92,6 +97,7 @@ def test_run_without_time_stops_and_completes_with_more(tmp_path, start):
     assert again["progress"]["choices"] == choice and again["step"] == choice[0][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("seconds, budget", [(5, "4s"), (0.2, "5s")])
 def test_too_short_budget_is_refused_and_leaves_no_folder(tmp_path, start, processes, seconds, budget):
@@ -103,6 +109,7 @@ def test_too_short_budget_is_refused_and_leaves_no_folder(tmp_path, start, proce
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.long
 def test_folder_with_a_checkpoint_stays_when_its_budget_is_too_short(tmp_path, start):
     """Every 7 updates and each epoch are saved, and a start is refused after 13. The second continues the first."""
     for saved in (7, 20):

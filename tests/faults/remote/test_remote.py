@@ -76,6 +76,7 @@ def assert_same(found, wanted) -> None:
 # --- equal to a local disk ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranges", [True, False])
 def test_http_shards_match_the_local_folder(root, caches, ranges, monkeypatch):
     monkeypatch.setattr(requests, "BLOCK", 9000)  # several requests per tar
@@ -125,6 +126,7 @@ def test_remote_images_match_local_images_across_ranks_and_resume(tmp_path, cach
             monkeypatch.setattr(ServerStorage, "will_read", lambda *place: None)  # only forked workers download
 
 
+@pytest.mark.long
 def test_killed_run_on_a_failing_server_matches_local_run(tmp_path, start):
     make_set(tmp_path / "set", num_shards=120, count=2)
     small = ("DATA.SHUFFLE_BUFFER=10", "DATA.REMOTE_CACHE_GB=0.001")
@@ -141,6 +143,7 @@ def test_killed_run_on_a_failing_server_matches_local_run(tmp_path, start):
     assert run_hash(run_folder(tmp_path / "remote")) == run_hash(run_folder(tmp_path / "disk"))
 
 
+@pytest.mark.long
 def test_two_processes_download_each_tar_only_once(tmp_path, start):
     make_set(tmp_path / "set", num_shards=9)
     with HttpFolder(tmp_path / "set") as server:
@@ -179,6 +182,7 @@ def read_epoch(place: str | Path, caches: str, rank: int, last_step: int = 20, *
     return taken(train_data(config, rank, world_size=2).windows(0, last_step))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["threads", "processes"])
 def test_two_machines_each_download_half_of_an_epoch(tmp_path, workers):
     size = make_large_set(tmp_path / "set")
@@ -194,6 +198,7 @@ def test_two_machines_each_download_half_of_an_epoch(tmp_path, workers):
             assert 0.2 * size < body_of_tars(server) <= 0.27 * size, "half of the other half"
 
 
+@pytest.mark.long
 def test_one_machine_downloads_each_tar_in_one_request(tmp_path, monkeypatch):
     make_large_set(tmp_path / "set")
     (tmp_path / "set" / "val-000000.tar").unlink()
@@ -237,6 +242,7 @@ def test_ranges_of_a_tar_that_changes_during_the_run_are_not_mixed(tmp_path):
         assert not cache.files()
 
 
+@pytest.mark.long
 def test_torn_record_of_a_range_is_ignored_and_replaced(tmp_path):
     tar, checksum, ranges = tar_of_two_ranges(tmp_path / "set")
     whole = (tmp_path / "set" / tar.name).read_bytes()
@@ -255,6 +261,7 @@ def test_torn_record_of_a_range_is_ignored_and_replaced(tmp_path):
             cache.part(tar).unlink()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [500, "cut", "drop"])
 def test_transient_faults_between_ranges_are_retried(tmp_path, fault):
     tar, checksum, ranges = tar_of_two_ranges(tmp_path / "set")
@@ -264,6 +271,7 @@ def test_transient_faults_between_ranges_are_retried(tmp_path, fault):
         assert cache.has(Pull(tar, checksum, ranges)) and server.num_faults >= 3
 
 
+@pytest.mark.long
 @needs_networks
 def test_two_machines_of_a_run_each_download_half_and_equal_the_local_run(tmp_path, tiny, two_hosts, start):
     size = make_large_set(tmp_path / "set")
@@ -283,6 +291,7 @@ def test_two_machines_of_a_run_each_download_half_and_equal_the_local_run(tmp_pa
         assert 0.45 * size < tars <= 0.55 * size, sent
 
 
+@pytest.mark.long
 def test_two_machines_download_whole_tars_from_a_server_without_ranges(tmp_path):
     size = make_large_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set", ranges=False) as server:
@@ -422,6 +431,7 @@ def test_full_disk_during_download_names_the_cache_settings(root, tmp_path, monk
 # --- faults of the server ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [500, 429, "cut", "stall", "drop"])
 def test_transient_server_faults_are_retried(root, tmp_path, fault, monkeypatch):
     monkeypatch.setattr(requests, "SECONDS_OF_SILENCE", 0.3)  # a stall exceeds it
@@ -441,6 +451,7 @@ def test_lasting_server_fault_names_the_url_and_is_retried_only_if_it_may_end(ro
         assert (len(server.paths) > 1) is (fault in (503, "empty")) and not cache.files()
 
 
+@pytest.mark.long
 def test_unavailable_server_ends_run_that_can_be_resumed(tmp_path, start):
     make_set(tmp_path / "set", num_shards=12)
     gone = []

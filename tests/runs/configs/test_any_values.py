@@ -83,7 +83,7 @@ def typed(value) -> str:
     return f"[{', '.join(map(typed, value))}]" if isinstance(value, list) else str(value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(all_values(TEXT | AWKWARD))
 @few
 def test_any_settings_survive_config_yaml_and_a_checkpoint(values):

@@ -63,6 +63,7 @@ def photos(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("processes", "words"),
     [
@@ -131,6 +132,7 @@ def numbers_of(photos: Path) -> tuple[int | None, int | None, bool]:
     return status_of(folder)["about"].get(NUMBER), record.get("num_in_training"), BY_CONTENT in page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step, processes, option",
     [
@@ -159,6 +161,7 @@ def test_run_without_overlapping_images_says_none(tmp_path):
     assert numbers_of(tmp_path / "photos") == (0, 0, False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [2, 5])
 def test_overlap_stays_unknown_without_the_state_of_all_images(photos, step):
     """Without the loader processes' fingerprints, there is no state. If images changed, it is about other images."""

@@ -68,6 +68,7 @@ def rename(folder: Path, old: str, new: str) -> None:
         (folder / "photos" / part / old).rename(folder / "photos" / part / new)
 
 
+@pytest.mark.long
 def test_resume_refuses_renamed_class_unless_allowed(again):
     rename(again, "cat", "zcat")  # sorts last
     resume = [*settings(again), "-output", again / "output", "-epochs", "5", "-resume", "auto"]
@@ -87,6 +88,7 @@ def test_resume_refuses_renamed_class_unless_allowed(again):
     assert state["progress"]["best"][0] == 100, "the labels were permuted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", cases_of("mistakes-of_a_checkpoint"))
 def test_error_for_checkpoint_mismatch_names_the_setting(trained, tmp_path, words):
     where = trained / "output" if "auto" in words else tmp_path
@@ -158,6 +160,7 @@ def top1(said: str) -> float:
     return float(found)
 
 
+@pytest.mark.long
 def test_evaluation_maps_classes_by_name_to_the_checkpoint(again):
     said = halfstep(*settings(again), "-output", again / "o", "-eval", "-resume", checkpoint(again))
     assert top1(said) == 100
@@ -178,6 +181,7 @@ def test_evaluation_maps_classes_by_name_to_the_checkpoint(again):
         assert_names(halfstep(*flags, exit_with=2), "new: hound", "DATA.DATA_PATH")
 
 
+@pytest.mark.long
 def test_pretrained_start_with_added_class_keeps_accuracy(again):
     for number, path in enumerate(sorted((again / "photos" / "val").rglob("*.png"))):
         Image.new("RGB", (8, 8), (number * 12,) * 3).save(path)  # some images of every class are misclassified
@@ -193,6 +197,7 @@ def test_pretrained_start_with_added_class_keeps_accuracy(again):
     assert 0 < state["metric"] < 100 and f"{state['metric']:.3f}" == f"{top1(halfstep(*old)):.3f}"
 
 
+@pytest.mark.long
 def test_scoring_initial_weights_leaves_training_bitwise_unchanged(again, monkeypatch):
     old = top1(halfstep(*settings(again), "-output", again / "o", "-eval", "-pretrained", checkpoint(again)))
     more = ["-epochs", "1", "-pretrained", checkpoint(again), "-opts", "TRAIN.BASE_LR=2"]  # makes the weights worse
@@ -221,6 +226,7 @@ def test_scoring_initial_weights_leaves_training_bitwise_unchanged(again, monkey
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
 
 
+@pytest.mark.long
 def test_check_warns_if_pretraining_saw_validation_images(again):
     flags = [*settings(again), "-output", again / "new", "-pretrained", checkpoint(again), "-check"]
     assert "overlap" not in rows(halfstep(*flags))
@@ -254,6 +260,7 @@ def test_split_comparison_detects_images_no_longer_held_out(case):
     assert holds_out_no_more(split | here, {}) == (here.get("rule") == "folders")
 
 
+@pytest.mark.long
 def test_resume_writes_final_status_of_a_run_killed_after_training(again):
     folder = run_folder(again / "output")
     before = status_of(folder)
@@ -268,6 +275,7 @@ def test_resume_writes_final_status_of_a_run_killed_after_training(again):
     }
 
 
+@pytest.mark.long
 def test_resume_from_copied_finished_checkpoint_creates_no_folder(again):
     shutil.copytree(run_folder(again / "output"), again / "moved")
     said = halfstep("-resume", again / "moved", "-output", "/proc/nowhere", "-epochs", "5", "-check")
@@ -277,6 +285,7 @@ def test_resume_from_copied_finished_checkpoint_creates_no_folder(again):
     assert not (again / "new").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", ["-pretrained", "-resume"])
 def test_checkpoint_is_evaluated_without_cfg_on_another_data_path(trained, tmp_path, flag, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -294,6 +303,7 @@ def exported(path: Path, folder: Path) -> Path:
     return folder / "best.safetensors"
 
 
+@pytest.mark.long
 def test_run_resumes_from_its_folder_without_cfg(again):
     folder = run_folder(again / "output")
     before = read_settings(["-cfg", str(folder / "config.yaml")]).config

@@ -114,6 +114,7 @@ def words_of(tmp_path_factory):
     return words_of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("metric", METRICS)
 def test_two_processes_end_like_one_if_the_validation_loss_is_nan(words_of, tmp_path, metric):
     found, faults = [], {"spoil_evaluations": []}
@@ -134,6 +135,7 @@ def test_two_processes_end_like_one_if_the_validation_loss_is_nan(words_of, tmp_
 OTHER_FOLD = "RESUME.ALLOW_CHANGED=[DATA.FOLD,NUM_IMAGES,IMAGES]"
 
 
+@pytest.mark.long
 def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, small_yaml):
     given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -check -check_images 10".split()
 
@@ -168,6 +170,7 @@ def test_other_validation_images_continue_a_run_that_stopped_early(scored):
     assert (status["state"], status.get("reason"), status["epoch"], status["best_epoch"]) == ("done", None, 4, 4)
 
 
+@pytest.mark.long
 def test_repeated_best_epoch_counts_as_an_improvement(scored):
     """A run that was killed between best.pth and last.pth trains the best epoch again, and only equals its score."""
     words = ["TRAIN.EARLY_STOP=2", "TRAIN.BEST_EPOCH=highest"]

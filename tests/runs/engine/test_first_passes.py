@@ -173,6 +173,7 @@ def assert_same_training(folder: Path, expected: dict) -> None:
         assert (weight - state["state_dict"][name]).abs().max() < 1e-10, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("processes", "strategy"), [(1, "ddp"), (2, "ddp"), (2, "fsdp2")])
 def test_command_after_late_shortage_ends_with_the_same_weights(tmp_path, enough, processes, strategy):
     size, rank = 32 // processes, processes - 1
@@ -195,6 +196,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", SPLITS)
 def test_run_with_too_large_a_batch_ends_with_the_weights_of_that_batch(tmp_path, enough, case):
     processes, size, num_micro_batches, fits = SPLITS[case]
@@ -205,6 +207,7 @@ def test_run_with_too_large_a_batch_ends_with_the_weights_of_that_batch(tmp_path
     assert_same_training(tmp_path, enough)
 
 
+@pytest.mark.long
 def test_three_processes_resume_after_kill_to_equal_bits(tmp_path):
     """DDP rearranges its buckets after two passes, which changes the order of sums of three gradients."""
     hashes = []

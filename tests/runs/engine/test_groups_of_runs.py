@@ -37,6 +37,7 @@ def persons(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.long
 def test_scores_and_comparisons_of_runs_count_groups(persons):
     folders = []
     for seed in (0, 1):

@@ -40,6 +40,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_restart_of_named_run_killed_early_reuses_its_folder(folder):
     assert {path.name for path in (folder / "o").iterdir()} == {"mine"}
     status = status_of(folder / "o/mine")
@@ -63,6 +64,7 @@ def test_saved_settings_repeat_run_under_another_name(folder):
     assert [path.name for path in (folder / "p").iterdir()] == ["again"]
 
 
+@pytest.mark.long
 def test_evaluation_writes_to_its_own_folder(folder):
     words = ["-eval", "-output", str(folder / "o"), "-name"]
     weights = ["-pretrained", str(folder / "o/mine/best.pth")]
@@ -77,6 +79,7 @@ def config_of(folder: Path, *options: str):
     return small_config(folder, f"SAVE={folder / 'o'}", "NAME=mine", *options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [[], ["MODEL.RESUME=auto"]])
 def test_only_one_of_simultaneous_runs_gets_the_requested_name(tmp_path, words):
     config, barrier = config_of(tmp_path, *words), Barrier(8)
@@ -185,6 +188,7 @@ def test_output_folder_inside_an_image_folder_is_refused(tmp_path):
     assert found[0] == "WRONG" and str(tmp_path / "photos/cat") in found[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("output", "told"), [("photos", "left out: folders of runs 2"), ("parts", "first"), ("parts/o", "")]
 )

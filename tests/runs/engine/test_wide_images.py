@@ -51,6 +51,7 @@ def predicted(source, folder, *words) -> dict[str, float]:
     }
 
 
+@pytest.mark.long
 def test_run_keeps_its_shape_and_evaluates_to_its_own_scores(folder):
     settings = yaml.safe_load((folder / "run/config.yaml").read_text())
     assert settings["DATA"]["IMAGE_SIZE"] == "32x64"
@@ -61,6 +62,7 @@ def test_run_keeps_its_shape_and_evaluates_to_its_own_scores(folder):
     assert_names(ended.printed, f"top-1 {best['eval_top1']:.3f}%", f"loss {best['eval_loss']:.4f}")
 
 
+@pytest.mark.long
 def test_photo_graph_of_wide_images_equals_predict(folder):
     pytest.importorskip("onnxruntime")
     typed("scripts/export.py", folder / "run", "-photo", "-output", folder / "photo.onnx").done()

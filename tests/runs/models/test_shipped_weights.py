@@ -41,6 +41,7 @@ def test_only_matrices_of_the_shipped_file_are_in_half_precision():
     assert kinds == {(True, torch.float16), (False, torch.float32), (False, torch.int64)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", [*SHIPPED_NAMES, f"timm/{NAME}.in1k", f"hf-hub:timm/{NAME}.in1k", str(SHIPPED_FILE)])
 def test_shipped_weights_are_read_in_float32_without_a_network(source, here, no_network):
     model = timm_model(NAME, CLASSES)
@@ -74,7 +75,7 @@ def test_file_in_the_working_folder_comes_before_the_shipped_one(here, no_networ
     assert f"weights of {NAME}.safetensors" in first and "comes with" not in first
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_read_the_shipped_weights_by_their_name(here, no_network):
     draw_photos(here / "photos", "cat", "dog", count=8)
     words = ("-data_path", "photos", "-image_size", 32, "-epochs", 1, "-batch_size", 8, "-output", "runs")
@@ -88,7 +89,7 @@ def test_programs_read_the_shipped_weights_by_their_name(here, no_network):
     assert f"chosen: {NAME}@32" in said and "apache-2.0" in said.lower()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_teacher_has_the_shipped_weights(here, no_network):
     words = ("-cfg", "vit_digits", "-dataset", "synthetic", "-epochs", 1, "-batch_size", 4, "-output", "runs")
     options = ("DATA.SYNTHETIC_SIZE=4", "DATA.IMAGE_SIZE=32", "DATA.IMAGE_CHANNELS=3", f"DATA.IMAGENET_MEAN={HALF}")

@@ -62,6 +62,7 @@ def test_command_line_mistake_is_reported_with_remedy(words):
         load_text("", *shlex.split(words.encode().decode("unicode_escape")))
 
 
+@pytest.mark.slow
 def test_suggestions_for_flags_of_other_trainers_name_existing_settings():
     of_timm = [name.replace("-", "_") for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name]
     typed = [name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()]
@@ -76,6 +77,7 @@ OTHER_NAMES = {name for names in (*ALIASES.values(), *NOT_HERE.values()) for nam
 OTHER_NAMES |= {name.replace("-", "_") for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name}
 
 
+@pytest.mark.slow
 @given(st.sampled_from([*ALL_SETTINGS]), st.integers(0, 30), st.sampled_from(["{1}", "{0}{0}{1}", "{1}{0}", "x{1}"]))
 @examples(200)
 def test_setting_with_a_typing_mistake_is_suggested(key, place, form):

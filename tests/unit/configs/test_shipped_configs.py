@@ -21,6 +21,7 @@ RECIPES = sorted((ROOT / "configs").glob("*/*.yaml"))
 MODELS = [pytest.param(path, id=path.stem) for path in CONFIGS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [*MODELS, *RECIPES], ids=lambda path: path.stem)
 def test_shipped_file_documents_results_and_command_and_reloads_unchanged_after_saving(path, here):
     """test_recipes.py compares recipes with their sources."""
@@ -35,7 +36,7 @@ def test_shipped_file_documents_results_and_command_and_reloads_unchanged_after_
     assert loaded.notes == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", MODELS)
 def test_shipped_file_builds_the_timm_model_of_its_name(path):
     """The step runs on the meta device, where it computes nothing, so the weights need no values."""

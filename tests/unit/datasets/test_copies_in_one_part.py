@@ -57,6 +57,7 @@ def saved_by(train, val, folder: Path) -> SavedData:
     return SavedData(val.classes, val.split, validation_facts(val), file=folder / "best.pth")
 
 
+@pytest.mark.long
 def test_copies_are_in_the_same_part_and_fold(photos):
     before = {*keys_of(load("imagefolder", photos)[1])}
     pairs = plant(photos, *(f"{name}/{photo:02d}.png" for name in ("ant", "bee") for photo in range(0, NUM_PHOTOS, 2)))
@@ -94,6 +95,7 @@ def test_set_with_too_many_images_is_not_read(photos, monkeypatch):
     assert "copies" not in load("imagefolder", photos)[1].split
 
 
+@pytest.mark.long
 def test_added_photos_move_no_copies(photos):
     plant(photos, *(f"bee/{photo:02d}.png" for photo in range(NUM_PHOTOS)))
     train, val = load("imagefolder", photos)
@@ -143,6 +145,7 @@ def test_persons_who_share_a_photo_are_in_one_part(photos):
             assert len({name in held_out for name, person in persons.items() if person in both}) == 1
 
 
+@pytest.mark.long
 def test_evaluated_run_keeps_its_parts_by_its_list(photos, tmp_path):
     pairs = plant(photos, *(f"cat/{photo:02d}.png" for photo in range(NUM_PHOTOS)))
     for options in ({}, {"FOLD": "1/4"}):
@@ -159,6 +162,7 @@ def test_evaluated_run_keeps_its_parts_by_its_list(photos, tmp_path):
     assert np.unique(again[1].copies).size < len(again[1]) and len(pairs)
 
 
+@pytest.mark.long
 def test_resumed_run_keeps_its_parts_when_earlier_copies_are_added(photos, tmp_path):
     plant(photos, *(f"cat/{photo:02d}.png" for photo in range(NUM_PHOTOS)))
     train, val = load("imagefolder", photos)
@@ -187,6 +191,7 @@ def test_run_with_copies_evaluates_and_continues_without_them(photos, tmp_path):
     assert len(open_sets(settings("imagefolder", others, evaluate=True), saved=saved)[1]) == NUM_PHOTOS
 
 
+@pytest.mark.long
 def test_evaluation_without_the_list_finds_the_copies_again(photos):
     plant(photos, *(f"cat/{photo:02d}.png" for photo in range(NUM_PHOTOS)))
     val = load("imagefolder", photos)[1]

@@ -83,6 +83,7 @@ def test_training_crops_match_torchvision(image, shape, interpolation, seed):
     assert_alike(augmented(data, image, seed), functional.pil_to_tensor(wanted), interpolation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @given(pictures(), SHAPES, INTERPOLATIONS, st.floats(0.5, 1.2) | st.sampled_from([0.875, 1.0]))
 @examples(60)

@@ -8,6 +8,7 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ def paths(draw, characters: str | None = None) -> str:
     return draw(HIDDEN) + "/".join(draw(st.lists(name, min_size=1, max_size=2)))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(paths(), names(), names(), names()), min_size=1, max_size=5), TITLES, st.data())
 @examples(80)
 def test_csv_file_is_read_as_written_in_every_form(rows, title, draw):
@@ -82,6 +84,7 @@ WRONG_ROWS = {
 }
 
 
+@pytest.mark.slow
 @given(st.sampled_from([*WRONG_ROWS]), st.lists(paths(), max_size=5), st.integers(0, 5), TITLES, st.data())
 @examples(80)
 def test_error_in_a_csv_file_names_the_line_of_the_row(kind, others, place, title, draw):
@@ -96,6 +99,7 @@ def test_error_in_a_csv_file_names_the_line_of_the_row(kind, others, place, titl
         rows_in(content, replaced(Config(), DATA=columns))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(paths(IN_LINES), st.integers(0, 999)), min_size=1, max_size=5),
     st.lists(st.sampled_from([0, 0, 1, 2]), min_size=6, max_size=6),

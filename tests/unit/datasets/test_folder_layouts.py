@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def parts(draw) -> dict[str, dict[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @given(parts(), st.sampled_from(["imagefolder", "imagenet2012"]))
 @examples(25)
 def test_every_image_has_the_class_of_its_folder(layout, dataset):

@@ -83,6 +83,7 @@ NEAR_COPIES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", NEAR_COPIES)
 def test_near_copies_of_different_scenes_are_found(kind):
     scenes = [scene(seed) for seed in range(20)]
@@ -91,6 +92,7 @@ def test_near_copies_of_different_scenes_are_found(kind):
     assert all(group[number] == number for group in groups for number in group), "no pixels are equal"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("noise", "count"), [(15, 40), *(pytest.param(each, 20, marks=pytest.mark.slow) for each in (0, 5))]
 )
@@ -98,7 +100,7 @@ def test_images_of_a_fixed_camera_with_a_moving_object_are_different(noise, coun
     assert groups_of(camera(count, noise)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_of_a_fixed_camera_with_slight_noise_only_are_the_same():
     still = camera(1, 0)[0].astype(int)
     images = [still + np.random.default_rng(seed).normal(0, 3, still.shape).round().astype(int) for seed in range(12)]
@@ -106,7 +108,7 @@ def test_images_of_a_fixed_camera_with_slight_noise_only_are_the_same():
     assert len(group) == 12, "more copies than an image has candidates"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_group_in_two_clusters_of_copies_is_joined():
     """The candidates of an image are the others of its cluster, because these are more similar to it."""
     whole, images = np.asarray(scene(0)), []
@@ -126,6 +128,7 @@ def cell(crack: int | None, seed: int = 0, noise: float = 3) -> Image.Image:
     return Image.fromarray(grey.clip(0, 255).astype(np.uint8))
 
 
+@pytest.mark.slow
 def test_plain_images_that_differ_in_a_thin_crack_are_different():
     images = [cell(crack) for crack in (None, 60, 130, 250)]
     assert groups_of(images) == []
@@ -140,6 +143,7 @@ def test_cells_that_differ_only_in_clear_noise_are_different():
     assert [sorted(group) for group in groups_of([*cells, *copies])] == [[0, 2], [1, 3]]
 
 
+@pytest.mark.slow
 def test_crop_without_the_black_frame_of_its_image_is_found():
     images = []
     for seed in range(20):

@@ -157,6 +157,7 @@ def test_data_without_readable_images_raises_data_error_through_workers(folder, 
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_loader_processes_ignore_signals_and_end_on_close(folder):
     data = train_data(folder_settings(folder, 2, WORKERS="processes"))
     expected = taken(train_data(folder_settings(folder)).windows(0, 100))
@@ -182,6 +183,7 @@ def test_worker_processes_augment_images_like_the_main_process(folder):
     assert found == expected
 
 
+@pytest.mark.long
 def test_loader_processes_leave_no_temporary_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     windows = train_data(folder_settings(folder, 2, WORKERS="processes")).windows(0, 3)
@@ -210,6 +212,7 @@ print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_loader_adds_no_torch_threads_and_its_processes_end_with_program(folder):
     """The images are large enough that torch would flip one with several threads. The program ends in mid-epoch."""

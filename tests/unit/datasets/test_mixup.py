@@ -103,6 +103,7 @@ def mixes(draw) -> dict:
 SHAPES = st.integers(1, 24).map(lambda side: Shape(side, side)) | st.builds(Shape, *[st.integers(1, 24)] * 2)
 
 
+@pytest.mark.slow
 @given(mixes(), SHAPES, st.integers(1, 11), st.integers(0, 9), st.integers(0, 5))
 @examples(100)
 def test_targets_have_share_of_mixed_pixels_in_every_mode(train, shape, count, step, pairs):

@@ -69,6 +69,7 @@ def all_candidates(pictures: np.ndarray) -> dict[tuple[int, int], tuple[float, f
     return candidates
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from([0, 1, 4, 30]), st.integers(1, 4))
 @examples(60)
 def test_candidates_equal_those_of_all_pairs(small_parts, seed, count, noise, num_scenes):
@@ -86,6 +87,7 @@ def test_candidates_equal_those_of_all_pairs(small_parts, seed, count, noise, nu
         assert candidates[pair] == pytest.approx(value, rel=0, abs=error)
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 6), st.integers(1, 4), st.sampled_from([1, 9, 300])
 )
@@ -98,6 +100,7 @@ def test_neighbours_equal_those_of_all_pairs(small_parts, seed, num_points, num_
     assert [*zip(*nearest(points, limits, count, "comparing"), strict=True)] == all_neighbours(points, limits, count)
 
 
+@pytest.mark.long
 def test_neighbours_in_many_large_parts_equal_those_of_all_pairs():
     rng = np.random.default_rng(0)
     centres = rng.normal(0, 500, (40, 16))

@@ -85,6 +85,7 @@ def test_default_columns_are_image_path_and_target(tmp_path):
 FORMATS = ("{!r}", "{:e}", "{:.3f}", " {!r} ", "{:+g}", "{:.0f}")
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(-1e30, 1e30), st.sampled_from(FORMATS)), min_size=1, max_size=20))
 @examples(40)
 def test_every_spelling_of_a_number_is_read_exactly(tmp_path, drawn):
@@ -170,7 +171,7 @@ def test_fingerprint_changes_with_one_number(tmp_path, changed, name):
 # --- standardization ---
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_numbers_are_standardized_by_the_training_images_alone(tmp_path):
     file, numbers = write_digits(tmp_path, 200, missing=range(0, 200, 3))
     config = number_settings(file, VAL_FRACTION=0.3)
@@ -223,6 +224,7 @@ def digits(tmp_path):
     return file, *load(file)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "given, names, expected",
     [
@@ -314,6 +316,7 @@ def test_an_image_counts_for_the_numbers_that_it_has():
     assert replace(images, classes=["a", "b", "c"]).count_classes().tolist() == [3, 3, 0]
 
 
+@pytest.mark.slow
 def test_columns_are_numbered_as_in_the_checkpoint(tmp_path):
     file, numbers = write_digits(tmp_path, 40, missing=[5])
     plain, saved = load(file), load(file, SavedData(["ink", "digit"], {}))
@@ -424,6 +427,7 @@ def test_notes_of_a_split_speak_of_ranges_and_not_of_classes():
     assert "class" not in notes
 
 
+@pytest.mark.slow
 @given(st.integers(30, 250), st.integers(1, 60), st.integers(0, 999))
 @examples(60)
 def test_only_named_images_change_their_part_when_others_are_added(count, added, seed):
@@ -454,7 +458,7 @@ def rewritten(file, header: str, columns) -> None:
     file.write_text("\n".join([f"path,{header}", *rows]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["fewer", "corrected", "order"])
 def test_evaluation_of_changed_numbers_scores_the_images_held_out_in_training(of_run, change):
     file, (digit, ink), val, saved = of_run[0], of_run[1].T, *of_run[2:]
@@ -468,6 +472,7 @@ def test_evaluation_of_changed_numbers_scores_the_images_held_out_in_training(of
     assert keys_of(scored) == keys_of(val) and any("split.csv" in note for note in scored.notes) == (change != "order")
 
 
+@pytest.mark.slow
 def test_copy_of_the_table_with_columns_in_another_order_is_the_same_data(of_run):
     file, numbers, val, saved = of_run
     rewritten(file.with_name("copy.csv"), "ink,digit", numbers.T[::-1])

@@ -140,6 +140,7 @@ class Scripted(random.Random):
         return self.numbers.pop(0) if len(self.numbers) > 1 else self.numbers[0]
 
 
+@pytest.mark.slow
 def test_every_trivialaugment_operation_and_level_matches_torchvision(monkeypatch):
     ours, image = augmentation(AUTO_AUGMENT="ta_wide"), picture()
     theirs = TrivialAugmentWide(31, InterpolationMode.BICUBIC, fill=list(FILL))

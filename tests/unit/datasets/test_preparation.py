@@ -88,6 +88,7 @@ def test_mixing_ends_at_mixup_off_epoch_and_skips_batches_without_positions():
     assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as for halfstep doctor
 
 
+@pytest.mark.long
 def test_image_preparation_compiles_one_graph_per_image_size(monkeypatch):
     graphs, compile_any = [], torch.compile
 

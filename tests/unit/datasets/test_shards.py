@@ -163,6 +163,7 @@ def test_index_of_a_renamed_tar_is_rejected(tmp_path, scanned):
     assert shades(train_only(tmp_path)) == [0, 1, 2] and scanned == ["train-0.tar", "train-1.tar"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [10, 2000])  # the whole tar is compared, or only pieces of it
 def test_copied_tar_keeps_its_index_unless_changed(tmp_path, scanned, count):
     write_tar(tmp_path / "data" / "train-0.tar", samples(0, 10) | {f"{n}.txt": b"x" * 512 for n in range(count)})

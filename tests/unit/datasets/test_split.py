@@ -64,6 +64,7 @@ def relabelled(tmp_path) -> tuple[Path, str]:
     return file, file.read_text().replace(",bee", ",ant")
 
 
+@pytest.mark.slow
 def test_relabelled_list_keeps_the_split_in_evaluation(relabelled):
     file, changed = relabelled
     train, val = load("csv", file)
@@ -80,7 +81,7 @@ def test_relabelled_list_keeps_the_split_in_evaluation(relabelled):
     assert_names(warning, f"{len(others)} of {len(anew)}", "bee")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
     file, _ = relabelled
     _, val = load("csv", file)
@@ -95,7 +96,7 @@ def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
             kept = SavedData(val.classes, val.split, validation_facts(val))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("signal_handlers")
 def test_finetuning_warns_if_relabelled_validation_images_were_trained_on(tmp_path, small_yaml, relabelled):
     file, changed = relabelled
@@ -136,6 +137,7 @@ def test_position_split_leaves_a_training_image_per_class():
         assert val.count_classes().tolist() == held_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"VAL_FRACTION": 0.3}, {"FOLD": "2/4"}, {"GROUP_BY": "day", "VAL_FRACTION": 0.4}])
 def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
     make_list(tmp_path / "here", 20)
@@ -210,6 +212,7 @@ def test_share_that_whole_groups_hold_out_is_named_if_it_differs(tmp_path):
     assert not any("whole group" in note for note in val.notes)
 
 
+@pytest.mark.slow
 def test_note_about_whole_groups_names_the_fraction_that_comes_nearest():
     # All images of class 2 are in group 0, so the class decides the part of this group.
     labels = [number // 30 if number % 6 else 2 for number in range(60)]
@@ -280,7 +283,7 @@ def test_folds_of_class_folders_and_digits_are_their_images_in_equal_parts(tmp_p
         assert (np.ptp(found, axis=0) <= 1).all() and np.ptp(found.sum(axis=1)) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_folds_of_groups_are_as_even_as_those_of_scikit_learn():
     total, found = 5, []
     for seed in range(20):

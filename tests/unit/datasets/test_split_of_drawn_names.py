@@ -90,7 +90,7 @@ def parts_of(
     return Parts(parts, "\n".join(image_set.notes))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(class_folders(), FRACTIONS, st.data())
 @examples(40)
 def test_growing_or_renamed_class_moves_training_images_only_with_a_note(data, fraction, draw):
@@ -103,6 +103,7 @@ def test_growing_or_renamed_class_moves_training_images_only_with_a_note(data, f
     assert before.moved(parts_of(renamed, fraction), renamed=(name, new)) == []
 
 
+@pytest.mark.slow
 @given(class_folders(), FRACTIONS, st.data())
 @examples(40)
 def test_log_names_every_image_that_relabelling_moves_between_parts(data, fraction, draw):
@@ -129,6 +130,7 @@ def test_numbers_as_labels_leave_no_folder_out_of_the_hash(data, fraction):
     assert parts[0] == parts[1]
 
 
+@pytest.mark.slow
 @given(class_folders(), FRACTIONS, FRACTIONS)
 @examples(40)
 def test_larger_fraction_holds_out_the_images_of_a_smaller_one(data, one, other):
@@ -136,6 +138,7 @@ def test_larger_fraction_holds_out_the_images_of_a_smaller_one(data, one, other)
     assert large.moved(small) == []
 
 
+@pytest.mark.long
 @given(class_folders(), FRACTIONS, st.randoms(use_true_random=False), st.data())
 @examples(40)
 def test_split_ignores_folder_listing_order_and_unicode_form(data, fraction, shuffle, draw):
@@ -172,6 +175,7 @@ def sizes_of_folds(folds: dict[str, int], total: int, name: str = "") -> list[in
     return [found.count(fold) for fold in range(total)]
 
 
+@pytest.mark.slow
 @given(class_folders(), st.integers(2, 5), st.randoms(use_true_random=False), st.data())
 @examples(40)
 def test_folds_are_even_and_ignore_listing_order_and_unicode_form(data, total, shuffle, draw):
@@ -186,7 +190,7 @@ def test_folds_are_even_and_ignore_listing_order_and_unicode_form(data, total, s
     assert {normalize("NFC", key): fold for key, fold in elsewhere.items()} == folds
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(class_folders(), st.integers(2, 5), st.data())
 @examples(40)
 def test_growth_moves_no_image_of_a_run_and_fills_its_smallest_folds(tmp_path_factory, data, total, draw):
@@ -203,6 +207,7 @@ def test_growth_moves_no_image_of_a_run_and_fills_its_smallest_folds(tmp_path_fa
         assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.slow
 @given(class_folders(), FRACTIONS, st.data())
 @examples(40)
 def test_images_of_a_group_are_in_one_part_at_any_fraction_and_fold(data, fraction, draw):
@@ -235,6 +240,7 @@ def test_split_csv_names_every_image_for_csv_readers_and_for_ours(tmp_path_facto
 PLAIN = CHARACTERS.replace(".", "")  # a tar ends the name of a sample at its first point
 
 
+@pytest.mark.slow
 @given(
     st.lists(names(IN_LINES).filter(lambda name: any(map(str.isalpha, name))), min_size=2, max_size=2, unique=True),
     st.lists(names(PLAIN), min_size=6, max_size=6, unique=True),

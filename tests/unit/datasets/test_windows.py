@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def epoch_of(order: Order, epoch: int) -> range:
     return range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
 
 
+@pytest.mark.slow
 @given(orders(), st.integers(0, 3))
 @examples(100)
 def test_windows_are_divided_exactly_among_ranks_without_splitting_pairs(order, epoch):
@@ -110,6 +112,7 @@ def test_descriptions_of_an_epoch_count_its_updates_and_pieces(order, half_batch
             assert (processes, num_micro_batches) == (each.world_size, each.num_micro_batches(0))
 
 
+@pytest.mark.slow
 @given(orders(), st.data())
 @examples(60)
 def test_update_has_the_same_images_after_resuming_with_other_processes(order, data):
@@ -123,6 +126,7 @@ def test_update_has_the_same_images_after_resuming_with_other_processes(order, d
         assert occurrences(resumed, step) == expected[step]
 
 
+@pytest.mark.slow
 @given(orders(), st.integers(0, 6))
 @examples(100)
 def test_smaller_micro_batch_is_the_largest_that_divides_an_update(order, half):

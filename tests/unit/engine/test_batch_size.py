@@ -87,6 +87,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", SETTINGS)
 def test_estimate_agrees_with_the_memory_of_larger_batches(tmp_path, case):
     config = small_config(tmp_path, MODEL, *SETTINGS[case].split())
@@ -120,6 +121,7 @@ class Limited(StepTrial):
         self.trainer.model.register_forward_pre_hook(lambda model, images: self.forwards.append(len(images[0])))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fits", "found"), [(300, 200), (190, 184), (24, 24), (23, 16), (8, 8), (7, 4), (3, 2), (1, 1), (0, 0)]
 )
@@ -203,6 +205,7 @@ def test_evaluation_replaces_auto_batch_size_with_the_default(program):
     assert_names(ended.printed, "-eval", "-pretrained", "DATA.BATCH_SIZE auto", 256)
 
 
+@pytest.mark.long
 def test_check_estimates_auto_batch_size_or_refuses_it(program):
     found = rows(program(*CHECK).stdout)
     verdict, told = found["batch size"]

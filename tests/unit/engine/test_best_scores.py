@@ -58,6 +58,7 @@ def kept_in(folder):
     return best.epoch, best.weights, best.value
 
 
+@pytest.mark.long
 @slow
 @pytest.mark.parametrize(("processes", "words"), [(1, []), (2, []), (2, ["DIST.STRATEGY=fsdp2"])])
 def test_last_average_replaces_highest_epoch_within_the_noise(scored, processes, words):
@@ -92,6 +93,7 @@ def test_early_stop_keeps_last_epoch_and_the_run_stays_finished(scored):
     assert any("already finished" in line for line in lines)
 
 
+@pytest.mark.long
 @slow
 def test_longer_run_compares_with_the_weights_that_were_kept(scored):
     _, folder = scored([80, 0.5, EIGHT], [60, 0.5, SIX], words=["TRAIN.NUM_EPOCHS=2"])
@@ -100,6 +102,7 @@ def test_longer_run_compares_with_the_weights_that_were_kept(scored):
     assert kept_in(folder) == (3, "raw", 70)
 
 
+@pytest.mark.long
 @slow
 def test_run_killed_between_best_and_last_ends_with_the_same_bits(scored, tmp_path):
     """The repeated epoch must not choose again, because best.pth no longer has the highest epoch."""

@@ -227,6 +227,7 @@ def by_scikit_learn(logits: torch.Tensor, targets: torch.Tensor) -> tuple[dict[s
     return scores, ranking
 
 
+@pytest.mark.long
 @given(evaluations(), st.integers(1, 3), st.integers(1, 20), st.sampled_from([100, 2**26]))
 @examples(80)
 def test_scores_and_rankings_match_scikit_learn_for_any_number_of_processes(drawn, world_size, size, num_bytes):

@@ -20,6 +20,7 @@ METRICS = ["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"
 VALUES = st.sampled_from([0.0, 25.0, 50.0, 100.0, math.nan, math.inf])
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1100) | st.sampled_from([0, 1, 99, 100, 999, 1000]), st.floats(0, 1), st.sampled_from(METRICS))
 @examples(200)
 def test_accuracy_on_few_images_has_scipys_wilson_interval(total, share, metric):
@@ -58,6 +59,7 @@ def scores(draw, metric: str) -> Scores:
     return Scores(**values, num_images=draw(st.integers(1, 9)), num_excluded=0, metric=metric)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(METRICS).flatmap(lambda metric: st.tuples(scores(metric), scores(metric))))
 @examples(200)
 def test_best_epoch_has_the_best_metric_then_the_smallest_loss(pair):

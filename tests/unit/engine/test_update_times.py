@@ -132,6 +132,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", SETTINGS)
 def test_updates_of_both_precisions_are_timed_with_all_settings(tmp_path, monkeypatch, case):
     monkeypatch.setattr(engine.update_times, "SECONDS", 0.5)
@@ -221,6 +222,7 @@ def printed_choice(ended: Ended) -> str:
     return line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("speedup", "amp"), [(2.0, "true"), (0.5, "false")])
 def test_run_with_chosen_precision_equals_one_with_explicit_precision(program, tmp_path, speedup, amp):
     dtype = HALF if amp == "true" else ()
@@ -235,6 +237,7 @@ def test_run_with_chosen_precision_equals_one_with_explicit_precision(program, t
     assert saved["AMP"] is (amp == "true")
 
 
+@pytest.mark.slow
 def test_resumed_run_keeps_the_precision_of_its_start(program, tmp_path):
     program("a", "-amp", "auto", *HALF, "-epochs", "1").done()
     ended = program("a", "-amp", "auto", *HALF, "-resume", "auto", "-epochs", "2", speedups=()).done()  # cannot time
@@ -244,6 +247,7 @@ def test_resumed_run_keeps_the_precision_of_its_start(program, tmp_path):
     assert "-amp auto: " not in ended.stdout and "autocast float16" in ended.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_processes_use_the_precision_that_the_first_one_chooses(program, tmp_path, strategy):
     more = (f"DIST.STRATEGY={strategy}",)
@@ -254,6 +258,7 @@ def test_two_processes_use_the_precision_that_the_first_one_chooses(program, tmp
     assert run_hash(tmp_path / "chosen") == run_hash(tmp_path / "explicit")
 
 
+@pytest.mark.long
 def test_check_compares_both_precisions_for_the_model(program, tmp_path):
     for speedup, amp, advice in ((2.0, "false", "use -amp"), (0.5, "true", "leave -amp out"), (2.0, "true", "fast")):
         table = rows(program("a", "-check", "-check_images", "10", "-amp", amp, speedups=(speedup,)).stdout)
@@ -265,6 +270,7 @@ def test_check_compares_both_precisions_for_the_model(program, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 def test_evaluation_replaces_auto_precision_with_float32(program, tmp_path):
     program("a", "-epochs", "1").done()
     ended = program("b", "-amp", "auto", "-eval", "-pretrained", str(tmp_path / "a/best.pth")).done()

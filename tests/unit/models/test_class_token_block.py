@@ -74,6 +74,7 @@ def test_short_last_block_keeps_weight_names_and_features_and_can_be_copied():
     assert not torch.allclose(copied(images), model(images))
 
 
+@pytest.mark.slow
 def test_short_last_block_keeps_drop_path_rate_and_frozen_weights():
     model = make_vit(drop_path_rate=0.5, proj_drop_rate=0.2, attn_drop_rate=0.2)
     model.blocks[-1].attn.qkv.requires_grad_(False)
@@ -88,7 +89,7 @@ def test_short_last_block_keeps_drop_path_rate_and_frozen_weights():
     assert 0.43 < dropped < 0.57
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_short_last_block_applies_dropout_only_in_training_and_compiles():
     chosen, images = with_short_last_block(make_vit(attn_drop_rate=0.5)), torch.randn(2, 3, 32, 32)
     assert not torch.equal(chosen.train()(images), chosen(images))

@@ -70,6 +70,7 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
     return np.diff([0, *found]).tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", MODES)
 def test_compiled_epoch_matches_eager_losses(tmp_path, monkeypatch, case):
     compile_with(monkeypatch, "aot_eager")
@@ -134,6 +135,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", GRAPHS)
 def test_run_compiles_graphs_only_in_its_first_epoch(case, tmp_path, monkeypatch):
     def choose(config, device, *others, **options):
@@ -194,6 +196,7 @@ def test_unusable_compiler_cache_folder_is_reported_and_never_used(tmp_path, cas
     assert_names(line, FOLDER)
 
 
+@pytest.mark.long
 def test_missing_cpp_compiler_is_named_with_install_hint(small_yaml, tmp_path):
     flags = ["-cfg", str(small_yaml), "-compile", "-output", str(tmp_path / "output"), "-opts", "MODEL.DEPTH=1"]
     ended = run("main_single_gpu.py", *flags, environment={"PATH": str(tmp_path), "CXX": "g++", FOLDER: str(tmp_path)})

@@ -54,6 +54,7 @@ def test_weights_trained_with_the_same_order_of_colours_stay_unchanged(tmp_path)
     assert torch.equal(found, random_weights()[KERNEL]) and not lines
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:::timm.layers.interpolate")
 @pytest.mark.parametrize("name", ["repvgg_a0", "mobileone_s0", "fastvit_t8", "crossvit_tiny_240", "tresnet_m"])
 @pytest.mark.parametrize("channels", [1, 6])

@@ -102,6 +102,7 @@ def test_float8_is_refused_for_model_without_convertible_layers(tmp_path, option
         prepared(small_config(tmp_path, *FLOAT8, option))
 
 
+@pytest.mark.long
 def test_float8_model_keeps_float32_weights_and_compiles_without_breaks(config):
     model, precision, _ = prepared(config)
     torch.manual_seed(0)
@@ -120,6 +121,7 @@ def test_float8_model_keeps_float32_weights_and_compiles_without_breaks(config):
     assert in_float8(exact) == in_float8(model) != []
 
 
+@pytest.mark.long
 def test_float8_training_stays_near_float32_and_resumes_exactly(tmp_path):
     config = small_config(tmp_path, *FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true")
     trainer, losses = make_trainer(config), []

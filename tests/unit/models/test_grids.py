@@ -42,6 +42,7 @@ def logits(model: torch.nn.Module, *shape: int) -> torch.Tensor:
         return model.eval()(torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_square_weights_give_the_outputs_of_timms_model_of_that_shape(tmp_path, name):
     torch.manual_seed(0)
@@ -58,6 +59,7 @@ def test_square_weights_give_the_outputs_of_timms_model_of_that_shape(tmp_path, 
     torch.testing.assert_close(logits(model, 160, 320), logits(expected, 160, 320), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if "test" not in name])
 def test_positions_of_weights_follow_shape_there_and_back(tmp_path, name):
     """Positions that change slowly survive a smaller and a larger grid, unless a grid is read as another one."""

@@ -101,7 +101,7 @@ def test_gpu_kernels_leave_layers_other_than_patch_embeddings_unchanged(layer):
     assert type(model[0]) is nn.Conv2d and embedding.proj is layer and type(layer) in (nn.Conv2d, OwnConv2d)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["test_resnet", "test_maxvit"])
 def test_rounding_images_early_does_not_change_the_first_convolution(name):
     model, images = timm.create_model(name).eval(), torch.randn(2, 3, 160, 160)
@@ -200,6 +200,7 @@ def tensors(state: dict) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_channels_last_training_matches_default_layout_and_resumes_in_it(resnet):
     plain, others = trainer_with(resnet)
     trainer, layouts = trainer_with(resnet, ChannelsLast())

@@ -26,6 +26,7 @@ KWARGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("kwargs", KWARGS)

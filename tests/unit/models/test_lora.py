@@ -115,6 +115,7 @@ def finished(tmp_path_factory, small_yaml):
     return flags, run_folder(output)
 
 
+@pytest.mark.long
 def test_check_loads_weights_before_adding_adapters(finished):
     flags, folder = finished
     ended = typed("main_single_gpu.py", *flags, "-check", "-check_images", 50, "-pretrained", folder / "last.pth")

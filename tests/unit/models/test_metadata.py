@@ -210,6 +210,7 @@ def test_error_for_bare_weights_asks_for_model_name(tmp_path):
         assert (images.IMAGENET_MEAN, images.CROP_PCT, images.CROP_MODE) == (tuple(IMAGENET[0]), 0.95, "squash")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("here")
 def test_untrained_timm_model_reports_differing_preprocessing(capfd):
     words = "-dataset digits -check -check_images 10 -batch_size 4 -opts MODEL.TYPE=timm MODEL.NAME=resnet18".split()

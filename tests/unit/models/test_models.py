@@ -59,6 +59,7 @@ def test_building_a_model_never_uses_the_network(monkeypatch):
         build_model(config_of(224, TYPE="timm", NAME="resnet18.a1_in1k"), 10)
 
 
+@pytest.mark.slow
 def test_timm_models_are_built_with_configured_image_size_channels_and_dropout():
     name = "swin_tiny_patch4_window7_224"
     with meta_device():
@@ -69,6 +70,7 @@ def test_timm_models_are_built_with_configured_image_size_channels_and_dropout()
     assert model(torch.zeros(1, 1, 50, 50)).shape == (1, 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", cases_of("rates_of_timm_models"))
 def test_zero_dropout_rate_stays_zero_and_unset_rate_keeps_default(model):
     config = config_of(224, **yaml.safe_load(f"{{TYPE: timm, NAME: {model}}}"))
@@ -100,7 +102,7 @@ def running_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("running_mean")}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("wrap", ["plain", "copied", "compiled", "retyped"])
 def test_frozen_batch_norm_keeps_its_statistics_in_training(wrap):
     model = build_model(config_of(32, TYPE="timm", NAME="test_resnet", FREEZE=("*", "!fc", "!layer4")), 10)

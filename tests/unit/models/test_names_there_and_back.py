@@ -65,7 +65,7 @@ def drawn_model(arguments: dict) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @examples(30)
 @given(arguments=models(), program=st.sampled_from([*WRITERS]))
 def test_weights_of_every_program_give_the_same_logits(arguments, program):
@@ -80,7 +80,7 @@ def test_weights_of_every_program_give_the_same_logits(arguments, program):
 NAMES = st.lists(st.sampled_from([*"abcdefgh", "ä", "a\u0308", "ö", "o\u0308"]), min_size=1, max_size=8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @examples(25)
 @given(theirs=NAMES, mine=NAMES)
 def test_logits_of_known_classes_stay_and_new_classes_never_win(theirs, mine):

@@ -144,6 +144,7 @@ def test_innermost_and_most_exact_list_entry_takes_effect(listed, case):
     }
 
 
+@pytest.mark.long
 def test_operator_lists_survive_compilation_and_copies_without_graph_breaks(listed):
     """fullgraph=True raises an error if the graph breaks."""
     black = ("blocks.1", "blocks.0.attn.proj", "conv2d", "gelu")

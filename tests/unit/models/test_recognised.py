@@ -19,6 +19,7 @@ def save(name: str, file: str, **arguments) -> Path:
     return Path(file).absolute()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -33,6 +34,7 @@ def test_name_of_a_file_says_its_model(here, name, file):
     assert (known.name, known.how) == (name, "by its name")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "size"), [("resnet18", {}, 224), ("vit_tiny_patch16_224", {"img_size": 96}, 96)]
 )
@@ -43,6 +45,7 @@ def test_shapes_say_model_and_image_size_if_the_name_does_not(here, name, argume
     assert (config.MODEL.TYPE, config.MODEL.NAME, config.DATA.IMAGE_SIZE) == ("timm", name, size)
 
 
+@pytest.mark.slow
 def test_wrong_name_of_a_file_does_not_decide(here):
     assert recognise(save("resnet18", "resnet34.pth")).name == "resnet18"
 
@@ -54,6 +57,7 @@ def test_models_with_twins_of_the_same_shapes_still_need_a_name(here):
         load_settings(["-pretrained", "best.pth", "-data_path", "photos"])
 
 
+@pytest.mark.slow
 def test_typed_model_name_wins_over_the_name_of_the_file(here):
     save("resnet18", "resnet18.pth")
     words = ["-pretrained", "resnet18.pth", "-data_path", "photos", "-opts", "MODEL.NAME=resnet34"]

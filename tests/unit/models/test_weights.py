@@ -52,6 +52,7 @@ def test_mismatched_head_is_dropped_and_named(tmp_path, weights):
         assert torch.equal(model.head.weight, head) and torch.equal(model.norm.weight, weights["norm.weight"])
 
 
+@pytest.mark.slow
 def test_both_mismatched_heads_of_a_distilled_model_are_dropped(tmp_path):
     state = {"model": timm_model(DISTILLED).state_dict()}
     assert [line.split()[0] for line in loaded(timm_model(DISTILLED, 3), state, tmp_path)] == ["head", "head_dist"]
@@ -103,6 +104,7 @@ def test_grey_naflexvit_starts_from_weights_of_rgb_images(tmp_path):
         torch.testing.assert_close(grey.eval()(image), rgb.eval()(image.expand(-1, 3, -1, -1)), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_without_batch_norm_counters_load_completely(tmp_path):
     model, state = timm_model("resnet18"), timm_model("resnet18").state_dict()
     state = {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}

@@ -67,6 +67,7 @@ assert not torch.distributed.is_initialized()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world_size", "per_host"), [(2, 2), (4, 2), (3, 1)])
 def test_collectives_combine_the_values_of_all_processes(tmp_path, world_size, per_host):
     (tmp_path / "program.py").write_text(PROGRAM)

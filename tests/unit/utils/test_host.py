@@ -122,6 +122,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="tests glibc")
 def test_memory_freed_by_tensors_is_reused_without_new_page_faults():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)

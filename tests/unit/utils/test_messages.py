@@ -75,7 +75,7 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Stored array in format")  # because names of fields are not Latin
 @given(VALUES)
 @examples(200)

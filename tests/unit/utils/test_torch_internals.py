@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import pytest
 import timm
 import torch
 
@@ -51,6 +52,7 @@ def private_names(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_only_torch_internals_module_uses_private_library_names():
     found = {str(path): private_names(path) for path in FILES}
     assert [path for path, names in found.items() if names] == [torch_internals.__file__]

@@ -85,6 +85,7 @@ def test_pictures_of_a_report_show_the_named_colours(trained, photos):
     assert all(tile.std((0, 1)).min() > 5 for tile in tiles), "the pictures have detail in each colour"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["nothing", "brighter images"])
 def test_resumed_run_keeps_its_values_and_measures_nothing(photos, tmp_path, change):
     shutil.copytree(photos, tmp_path / "photos")
@@ -264,6 +265,7 @@ def onnx_graph(trained, tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 def test_predict_with_a_graph_of_onnx_answers_as_the_checkpoint(trained, onnx_graph, photos, tmp_path):
     found = predictions(onnx_graph, photos, tmp_path)
     assert_same_predictions(found, predictions(trained / "best.pth", photos, tmp_path))
@@ -274,6 +276,7 @@ def test_predict_with_a_graph_of_onnx_answers_as_the_checkpoint(trained, onnx_gr
     assert np.ptp(expected) > 100
 
 
+@pytest.mark.long
 def test_graphs_take_images_of_any_size_with_their_values(trained, onnx_graph, tmp_path):
     session = pytest.importorskip("onnxruntime").InferenceSession(onnx_graph)
     (given,) = session.get_inputs()

@@ -59,6 +59,7 @@ def dated(number, label, image, path):
     image.save(f"{path}.jpg", exif=exif)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("write", "clue"),
     [
@@ -90,6 +91,7 @@ def named_like_its_class(number, label, image, path):
     image.save(path.with_name(f"{path.parent.name[:3]}{number}.png"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [plain, of_any_kind, named_like_its_class])
 def test_clues_that_predict_nothing_are_no_warning(tmp_path, write):
     verdict, text = finding_of(tmp_path, write)

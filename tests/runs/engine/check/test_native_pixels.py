@@ -39,6 +39,7 @@ def change(photos, index: int, where, value: int) -> None:
 # --- ranges, constant channels and plain images ---
 
 
+@pytest.mark.long
 def test_pixels_row_has_type_channels_and_range_of_each_channel(native):
     change(native, 3, (5, 6, 1), 60_000)
     files(native)[0].write_bytes(b"no image")
@@ -50,6 +51,7 @@ def test_pixels_row_has_type_channels_and_range_of_each_channel(native):
     assert found_in(native, "-opts", "DATA.MAX_BAD_FRACTION=0.5")["validation pixels"][0] == OK
 
 
+@pytest.mark.long
 def test_channel_without_detail_in_all_images_is_warned_of(native):
     for index in range(16):
         change(native, index, (slice(None), slice(None), 3), index)
@@ -84,7 +86,7 @@ def test_set_without_readable_images_has_no_row_of_pixels(native):
     assert "training pixels" not in found and "validation pixels" in found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_of_a_run_reports_the_measured_limits(native, tmp_path):
     ended = typed("main_single_gpu.py", "-cfg", settings_file(native), "-output", tmp_path / "o", "-check").done()
     found = rows(ended.stdout)

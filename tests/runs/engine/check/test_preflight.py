@@ -40,6 +40,7 @@ def test_check_reads_the_files_of_cached_images(check, photos, tmp_path):
     assert check("-opts", *options)["training sizes"] == check()["training sizes"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", cases_of("mistakes-in_the_check"))
 def test_check_reports_settings_mistake_in_its_own_row(check, flags):
     if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:
@@ -143,6 +144,7 @@ def test_check_reports_whether_initial_weights_can_be_loaded(check, tmp_path):
 CHECK = ("-check", "-check_images", "10")
 
 
+@pytest.mark.long
 def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-batch_size", "160"]
     assert typed("main_single_gpu.py", *flags).returncode == 0

@@ -141,6 +141,7 @@ def test_memory_near_or_above_free_memory_warns_or_fails(tmp_path, free, process
     assert_names(found.text, "500 MiB of the program", "4 images")
 
 
+@pytest.mark.long
 def test_estimated_host_memory_is_what_a_run_takes(tmp_path):
     settings = "DATA.SYNTHETIC_SIZE=128 DATA.IMAGE_SIZE=64 MODEL.PATCH_SIZE=8 MODEL.EMBED_DIM=192 MODEL.DEPTH=8".split()
     words = ["-cfg", "configs/vit_digits.yaml", "-dataset", "synthetic", "-epochs", "1", "-batch_size", "64"]

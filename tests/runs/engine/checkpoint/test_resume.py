@@ -163,6 +163,7 @@ def test_last_epoch_gets_a_numbered_checkpoint_despite_save_freq(again):
     assert names == ["checkpoint-3.pth", "checkpoint-2.pth"]
 
 
+@pytest.mark.long
 def test_resume_ignores_pretrained_file_and_evaluation_ignores_training_settings(again):
     weights, second = run_folder(again) / "best.pth", again.parent / "second"
     words = ["-pretrained", str(weights)]

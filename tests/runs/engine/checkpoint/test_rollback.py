@@ -42,6 +42,7 @@ def bad_batches(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "bad_batches.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_resume_after_a_stop_keeps_rollback_across_epoch_end(start):
     # Raw and EMA scores: at the first end of epoch 1, at its second end, and at the end of epoch 2.
     thrown_away, first, second = ([[top1, 1.0]] * 2 for top1 in (50.0, 40.0, 30.0))
@@ -89,6 +90,7 @@ def test_run_with_nonfinite_gradients_stops_if_no_good_checkpoint_exists(start):
     assert "warning: cannot save the last batch" in said and "halfstep doctor" not in status_of(folder)["reason"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [(), ("DIST.STRATEGY=fsdp2",)], ids=["ddp", "fsdp2"])
 def test_nan_on_one_process_rolls_back_both_processes(start, options):
     options = ("TRAIN.NUM_EPOCHS=1", "SAVE_STEPS=4", *options)

@@ -42,6 +42,7 @@ def test_resume_auto_prefers_the_original_name_to_an_equal_copy(output):
     assert len(epochs_of(run_itself)) == 2 and contents(copy) == before
 
 
+@pytest.mark.long
 def test_runs_across_time_zones_are_ordered_by_utc(output):
     """Shanghai's clock is 8 hours ahead of UTC, so its folder has the later date."""
     start(output, "-epochs", "1", set_time_zone=["Asia/Shanghai"]).done()
@@ -104,6 +105,7 @@ def test_run_without_status_is_ordered_by_date_of_its_files(tmp_path, status):
         assert newest_first([known, other])[0] == first
 
 
+@pytest.mark.long
 def test_run_identity_survives_resume_and_differs_between_runs(output):
     start(output, "-epochs", "1").done()
     folder = run_folder(output)
@@ -136,6 +138,7 @@ def test_resume_auto_names_a_newer_unfinished_run_with_a_name(output):
     assert "mine" not in again.printed
 
 
+@pytest.mark.long
 def test_resume_auto_without_settings_file_starts_from_pretrained_weights(output):
     start(output, "-epochs", "1").done()
     weights = run_folder(output) / "best.pth"

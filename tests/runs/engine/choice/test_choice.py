@@ -77,6 +77,7 @@ def kept(tmp_path_factory):
     return folder, chosen(folder, BEST, WORSE)
 
 
+@pytest.mark.long
 def test_own_size_of_digits_is_chosen_with_score_and_interval(kept):
     _, record = kept
     best, other = record["candidates"]
@@ -90,6 +91,7 @@ def test_own_size_of_digits_is_chosen_with_score_and_interval(kept):
     assert "360 of 360 training images" in record["images"]
 
 
+@pytest.mark.long
 def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch):
     folder, record = kept
     computed = []
@@ -141,6 +143,7 @@ def test_result_of_another_version_is_not_used(name, monkeypatch):
     assert before != file_of(plan, Candidate(WEIGHTS, 16))
 
 
+@pytest.mark.long
 def test_forecast_counts_all_updates_of_the_run(kept, monkeypatch):
     """The updates of the trial that times them belong to the run too."""
     asked = []
@@ -150,6 +153,7 @@ def test_forecast_counts_all_updates_of_the_run(kept, monkeypatch):
     assert asked[-1] == (0, plan.num_updates)
 
 
+@pytest.mark.long
 def test_choice_that_was_killed_continues_to_the_same_table(kept, tmp_path):
     folder, record = kept
     first, second = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
@@ -204,6 +208,7 @@ def test_best_candidate_that_a_budget_shortens_is_chosen():
     assert best_candidate(rows)["word"] == "fast"
 
 
+@pytest.mark.long
 def test_few_of_six_equal_candidates_are_called_worse():
     """In 6% of 400 tables; by the noise of two candidates, in more than 30%."""
     rng, num_worse, num_tables = np.random.default_rng(0), 0, 60
@@ -244,6 +249,7 @@ def test_candidates_that_fail_alike_share_a_line():
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
 def test_labels_and_numbers_are_scored_by_their_own_metric(kind, tmp_path):
     if kind == "labels":
@@ -264,6 +270,7 @@ def test_labels_and_numbers_are_scored_by_their_own_metric(kind, tmp_path):
     assert best["interval"][0] < best["score"] < best["interval"][1]
 
 
+@pytest.mark.long
 def test_images_of_a_group_are_scored_together(tmp_path):
     file, _ = number_rows.write_digits(tmp_path, 100)
     header, *rows = file.read_text().splitlines()
@@ -296,6 +303,7 @@ def test_changed_groups_are_scored_again(tmp_path):
     assert names[0] != names[1]
 
 
+@pytest.mark.long
 def test_choice_stopped_by_a_signal_and_repeated_gives_the_same_run(tmp_path):
     folders = []
     for name, faults in (("whole", {}), ("stopped", {"tell": [0, "choice", signal.SIGTERM]})):
@@ -314,6 +322,7 @@ def test_choice_stopped_by_a_signal_and_repeated_gives_the_same_run(tmp_path):
     assert run_hash(whole) == run_hash(stopped)
 
 
+@pytest.mark.long
 def test_weights_that_have_learned_these_images_are_no_candidate(kept, tmp_path):
     folder, record = kept
     words = ["-pretrained", WEIGHTS, "-image_size", "8", "-output", tmp_path, "-name", "run"]
@@ -420,6 +429,7 @@ def test_few_images_are_counted_as_they_are(tmp_path, monkeypatch):
     assert "3 of 3 training images" in record["images"] and row["train_images_per_s"] == 3 / 2
 
 
+@pytest.mark.long
 def test_changed_photos_are_measured_again(tmp_path):
     file, _ = number_rows.write_digits(tmp_path, 60)
     options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]"]
@@ -536,6 +546,7 @@ def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
     assert "already finished" in again.stdout and "chosen: " not in again.stdout
 
 
+@pytest.mark.long
 def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
     """On the first start the candidate's size overrides -image_size, so it does on the next."""
     shutil.copytree(kept[0], tmp_path / "choice")
@@ -563,6 +574,7 @@ def test_latest_run_is_that_of_the_output_folder(tmp_path, monkeypatch):
     assert "mine/first@8: " in ended.stdout and f"chosen: {WORSE}" in ended.stdout
 
 
+@pytest.mark.long
 def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tmp_path):
     words = ["-pretrained", f"choose:{WORSE}", "-output", str(tmp_path), *DIGITS]
     checked = typed("main_single_gpu.py", "-check", "-check_images", "10", *words, faults=FASTER)

@@ -24,7 +24,7 @@ from tests.support.runs import Ended, rows_of, run_folder, status_of, typed
 from tests.support.weight_files import assert_same
 from utils.distributed import Process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 RAW, EMA = "state_dict", "state_dict_ema"
 FLAGS, WORDS = {RAW: "-raw", EMA: "-ema"}, {RAW: "raw", EMA: "EMA"}

@@ -109,6 +109,7 @@ def test_best_pth_has_the_temperature_that_fits_its_logits(calibrated):
     assert record["calibration"] == {"temperature": found["temperature"], **figures}
 
 
+@pytest.mark.long
 def test_weights_and_run_hash_are_the_same_without_calibration(tmp_path, small_yaml):
     for name, value in (("with", "true"), ("without", "false")):
         start(small_yaml, tmp_path / name, "-opts", f"CALIBRATE={value}").done()
@@ -122,6 +123,7 @@ def test_weights_and_run_hash_are_the_same_without_calibration(tmp_path, small_y
 STILL = "TRAIN.BASE_LR=1e-30"  # weights that never change: the first evaluation stays the best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "fault"),
     [

@@ -61,6 +61,7 @@ def confidences(unmoved, digits):
     return np.array([float(line[2]) for line in lines]), np.array([row["prediction"] == row["label"] for row in rows])
 
 
+@pytest.mark.long
 def test_predicted_probabilities_use_logits_divided_by_temperature(calibrated, digits, tmp_path):
     state, image = read_torch(calibrated / "best.pth"), in_order(digits)[0]
     key, temperature = state["preferred"], state["calibration"]["temperature"]
@@ -78,6 +79,7 @@ def test_predicted_probabilities_use_logits_divided_by_temperature(calibrated, d
     assert load_classifier(calibrated / "best.pth").weights == key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fact", ["weights", "epoch", "step"])
 def test_calibration_of_other_weights_is_not_used(calibrated, digits, tmp_path, fact):
     own = read_torch(calibrated / "best.pth")["calibration"]["weights"]
@@ -113,6 +115,7 @@ def sequential(points: list[Answered], share: float) -> Answered | None:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.85, 0.9, 0.95, 0.97, 0.999])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_threshold_is_the_last_confidence_before_a_binomial_test_fails(share, seed):
@@ -137,6 +140,7 @@ def test_few_images_need_no_logarithm_of_zero(share):
         assert wrong + 1 == sum(passes)
 
 
+@pytest.mark.long
 def test_claim_is_wrong_for_at_most_5_percent_of_the_validation_sets():
     rng, num_sets, num_images, claims = np.random.default_rng(0), 200, 1000, 0
     for _ in range(num_sets):  # at no confidence are 90% of the answers right
@@ -147,6 +151,7 @@ def test_claim_is_wrong_for_at_most_5_percent_of_the_validation_sets():
     assert claims <= 0.05 * num_sets
 
 
+@pytest.mark.long
 def test_unknown_images_have_a_low_confidence_or_do_not_fit(unmoved, digits, confidences, noise, tmp_path):
     share, (sure, right) = 0.8, confidences
     ordered = sorted(sure.tolist(), reverse=True)
@@ -196,6 +201,7 @@ def test_unknown_is_refused_without_a_calibration(calibrated, digits, tmp_path):
     typed("scripts/predict.py", path, image).done()
 
 
+@pytest.mark.long
 def test_unknown_is_refused_with_several_labels(small_yaml, tmp_path):
     table, _ = write_digits(tmp_path, 200)
     flags = ["-dataset", "csv", "-data_path", str(table), "-opts", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3"]
@@ -217,6 +223,7 @@ def test_unknown_is_refused_with_several_labels(small_yaml, tmp_path):
         assert each["probability"] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["safetensors", "hf"])
 def test_exported_weights_predict_with_the_temperature(calibrated, digits, tmp_path, to):
     target = tmp_path / ("x.safetensors" if to == "safetensors" else "x")
@@ -230,6 +237,7 @@ def test_exported_weights_predict_with_the_temperature(calibrated, digits, tmp_p
 NEEDS_ONNXSCRIPT = pytest.mark.skipif(not importlib.util.find_spec("onnxscript"), reason="needs onnxscript")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ending", "is_calibrated"), [(".pt2", True), pytest.param(".onnx", False, marks=NEEDS_ONNXSCRIPT)]
 )

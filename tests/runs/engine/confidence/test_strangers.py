@@ -127,6 +127,7 @@ def test_padded_rows_of_a_batch_are_left_out():
     assert torch.cat([read[:, 0] for _, read, *_ in counted.per_image.features]).tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "every"), [(6, 4), (5992, 14)])
 def test_evenly_spaced_images_are_kept_so_that_statistics_stay_small(width, every):
     counted = tally(4000, width)
@@ -142,6 +143,7 @@ def test_statistics_take_at_most_5_megabytes_of_text():
     assert 2e6 < len(json.dumps(to_plain(fit.fit_known(images, 1.0)))) < 5e6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "side"),
     [
@@ -245,6 +247,7 @@ def test_run_without_statistics_says_that_only_the_confidence_decides(calibrated
     assert "known" not in found and found["predictions"][0]["probability"] > 0
 
 
+@pytest.mark.long
 def test_processes_that_share_the_model_fit_the_statistics_of_one(small_yaml, digits, tmp_path):
     found, settings = [], str(beginning_with_weights(small_yaml))
     for count, script in ((1, "main_single_gpu.py"), (2, "main_multi_gpu.py")):
@@ -277,6 +280,7 @@ def test_setting_of_version_2_1_0_for_statistics_still_loads(value, tmp_path):
     assert load(["-cfg", str(settings)]).config == load(["-cfg", str(settings), "-opts", "CALIBRATE=true"]).config
 
 
+@pytest.mark.long
 def test_killed_run_ends_with_the_statistics_of_an_uninterrupted_one(tmp_path, small_yaml):
     found = []
     for name, fault in (("whole", {}), ("killed", {"kill_before": ["replace .best.pth.tmp best.pth", 2]})):

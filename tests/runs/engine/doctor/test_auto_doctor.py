@@ -58,6 +58,7 @@ def test_run_overflowing_at_constant_loss_scale_exits_with_3(tmp_path):
     assert 1 <= prescribed.INIT_LOSS_SCALING <= 2**24 and not prescribed.CUSTOM_BLACK_LIST
 
 
+@pytest.mark.long
 def test_forward_overflow_on_two_processes_lowers_loss_scale_to_its_minimum(tmp_path):
     torch.manual_seed(0)
     big_logits(model := build_model(small_config(tmp_path), 10))
@@ -207,6 +208,7 @@ def test_doctor_adds_no_sync_to_an_update(tmp_path):
     assert seen == {}
 
 
+@pytest.mark.long
 @on_pretend_device
 def test_doctor_gives_the_same_advice_on_device_and_host(tmp_path):
     config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MAX_CONSECUTIVE_SKIPS=1")

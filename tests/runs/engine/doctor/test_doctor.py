@@ -58,6 +58,7 @@ def big_gradient(model):
     model.blocks[5].mlp.fc2.weight.normal_(std=1e4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "place", "is_forward", "black_list"),
     [
@@ -75,6 +76,7 @@ def test_doctor_locates_planted_overflow_and_prescription_fixes_it(tmp_path, pla
     assert diagnose(make_case(tmp_path, plant, found.best_scale, found.black_list)).first_non_finite is None
 
 
+@pytest.mark.long
 def test_healthy_model_gets_the_largest_fitting_loss_scale(tmp_path):
     case = make_case(tmp_path, nothing, scale=1024.0)
     found = diagnose(case)

@@ -97,6 +97,7 @@ def train(tmp_path):
     return train
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
 def test_run_stopped_while_it_compares_starts_ends_with_the_same_bits(train, tmp_path, processes):
     """Stopped twice at each moment: the resumed run must be able to repeat the comparison too."""
@@ -115,6 +116,7 @@ def test_run_stopped_while_it_compares_starts_ends_with_the_same_bits(train, tmp
         assert "rgb" not in torch.load(folder / "last.pth", weights_only=True), "only until a start is chosen"
 
 
+@pytest.mark.long
 def test_three_channels_keep_red_green_and_blue(start):
     said, rgb, layers = start((2,), channels=3)
     assert "first layer" not in said and layers[0] == pytest.approx(rgb, abs=1e-6)

@@ -75,6 +75,7 @@ def assert_linear_classifier(folder: Path, top1: float) -> None:
     assert 100 * (predicted == val.targets).mean() == pytest.approx(top1, abs=1.2)  # one of 90 images is 1.1%
 
 
+@pytest.mark.long
 def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tmp_path):
     ended = train(tmp_path, words(digits, "MODEL.NEW_CLASSIFIER=zeros", "REPORT=true", "DATA.BATCH_SIZE=8"))
     folder = run_folder(tmp_path)
@@ -97,6 +98,7 @@ def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tm
 STOPS = {"zeros": ["features KILL", "fit TERM", "scored start KILL", "scored start TERM"], "linear": ["fit KILL"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STOPS)
 def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits, tmp_path, kind):
     """tests/faults/test_killed.py interrupts runs in their later parts."""
@@ -115,6 +117,7 @@ def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits,
         assert run_hash(folders[-1]) == wanted, (place, folders)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["start-up", "evaluation", "scored start"])
 def test_run_stopped_before_its_first_update_keeps_the_scores_of_its_start(digits, tmp_path, moment):
     """The start is a linear classifier, or weights that know all classes. No epoch is better."""
@@ -140,6 +143,7 @@ def test_run_stopped_before_its_first_update_keeps_the_scores_of_its_start(digit
         assert before in (sentence.before or sentence.score)
 
 
+@pytest.mark.long
 def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tmp_path):
     flags = words(digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.BASE_LR=0.1", "REPORT=true")
     ended = train(tmp_path, flags, processes=2).done()
@@ -204,6 +208,7 @@ def test_divided_models_start_from_zeros_without_a_linear_classifier(tmp_path):
     assert epochs_of(run_folder(tmp_path / "o"))[0]["epoch"] == 0 and "Loss: 2.3026 (2.3026)" in ended.stdout
 
 
+@pytest.mark.long
 def test_statistics_of_batchnorm_stay_those_of_the_weights(digits, tmp_path):
     theirs = torch.load(digits / "six.pth", weights_only=True)
     for is_frozen in (True, False):
@@ -231,6 +236,7 @@ FAMILIES = """test_vit test_resnet test_efficientnet test_byobnet test_nfnet lev
 deit_tiny_distilled_patch16_224 repvit_m0_9 crossvit_tiny_240 efficientvit_b0""".split()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_first_loss_is_that_of_equal_probabilities(name, tmp_path):
     other = timm.create_model(name, num_classes=5)

@@ -96,6 +96,7 @@ def in_run(folder, name="predictions.csv"):
     return {row["image"]: row for row in rows_of(folder / name)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [write_folders, write_numbers, write_labels, write_groups, write_table, write_shards])
 def test_each_image_is_predicted_by_the_run_that_held_it_out(train, write, tmp_path):
     _, folder = train(write, f"DATA.FOLDS={FOLDS}")
@@ -122,12 +123,14 @@ def assert_same_rows(one, other):
                 assert float(text) == pytest.approx(float(other[name][column]), rel=1e-4), (name, column)
 
 
+@pytest.mark.long
 def test_best_weights_are_those_of_a_run_on_all_images(train):
     _, by_folds = train(write_folders, f"DATA.FOLDS={FOLDS}", name="by_folds")
     _, on_all = train(write_folders, "DATA.VAL_FRACTION=0", name="on_all")
     assert_equal_weights(weights_of(by_folds), weights_of(on_all))
 
 
+@pytest.mark.long
 def test_two_processes_predict_as_one(train):
     _, one = train(write_folders, f"DATA.FOLDS={FOLDS}", name="one")
     _, two = train(write_folders, f"DATA.FOLDS={FOLDS}", "DATA.BATCH_SIZE=4", name="two", processes=2)
@@ -147,6 +150,7 @@ def test_groups_stay_in_one_fold(train):
     assert len(folds) == 9 and {len(found) for found in folds.values()} == {1}
 
 
+@pytest.mark.long
 def test_run_stopped_in_a_further_run_continues_with_the_same_bits(train):
     _, whole = train(write_folders, f"DATA.FOLDS={FOLDS}", name="whole")
     in_second_fold = {"signal_at": [2, signal.SIGTERM, [0], 3]}
@@ -158,6 +162,7 @@ def test_run_stopped_in_a_further_run_continues_with_the_same_bits(train):
     assert in_run(whole) == in_run(folder)
 
 
+@pytest.mark.long
 def test_accuracy_of_folds_counts_all_images(train):
     ended, folder = train(write_folders, f"DATA.FOLDS={FOLDS}")
     right = sum(row["label"] == row["prediction"] for row in rows_of(folder / "predictions.csv"))
@@ -182,6 +187,7 @@ def write_a_contradiction(folder):
     return flags
 
 
+@pytest.mark.long
 def test_corrected_labels_of_a_run_by_folds_are_one_list(train, tmp_path):
     _, folder = train(write_a_contradiction, f"DATA.FOLDS={FOLDS}")
     typed("scripts/labels.py", folder).done()
@@ -207,6 +213,7 @@ def test_run_on_all_images_says_that_nothing_was_measured(train):
     typed("scripts/labels.py", folder).refused("VAL_FRACTION", "-folds 5")
 
 
+@pytest.mark.long
 def test_model_card_says_that_further_models_were_measured(train, tmp_path):
     _, folder = train(write_folders, f"DATA.FOLDS={FOLDS}", "MODEL.TYPE=timm", "MODEL.NAME=test_resnet", *OF_TIMM)
     typed("scripts/export.py", folder, "-to", "hf", "-output", tmp_path / "hub").done()

@@ -38,6 +38,7 @@ def seen(tmp_path_factory) -> tuple[Path, Screen]:
     return folder / "mine", screen
 
 
+@pytest.mark.long
 def test_terminal_shows_a_table_with_one_row_per_epoch(seen):
     folder, screen = seen
     lines = screen.lines()

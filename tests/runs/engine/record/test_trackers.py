@@ -110,6 +110,7 @@ def timeless(axis: str, row: dict) -> dict[str, float]:
     return {name: value for name, value in figures_of(axis, row).items() if not name.startswith("time/")}
 
 
+@pytest.mark.long
 def test_wandb_has_all_rows_of_a_resumed_run(folder):
     *_, path = sorted(folder.glob("tracking/wandb/offline-run-*/*.wandb"))  # the newest file has all rows
     records = {each.WhichOneof("record_type"): each for each in wandb_records(path)}
@@ -322,6 +323,7 @@ def test_tracker_metrics_use_documented_names():
     assert figures_of("step", step) == {"step/lr": 0.5, "time/data": 2.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["open", "add", "end"])
 def test_hanging_tracker_is_dropped_with_one_warning(tmp_path, monkeypatch, place):
     monkeypatch.setattr(module, "PATIENCE", 0.2)

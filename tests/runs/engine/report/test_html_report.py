@@ -75,6 +75,7 @@ def trained(tmp_path_factory) -> Path:
     return run_folder(folder / "o p's")
 
 
+@pytest.mark.long
 def test_resume_writes_the_report_of_a_killed_run(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     (folder / "report.html").unlink()

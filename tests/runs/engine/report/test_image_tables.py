@@ -371,6 +371,7 @@ def mislabelled(tmp_path_factory):
     return run_folder(folder / "o")
 
 
+@pytest.mark.long
 def test_planted_wrong_labels_are_among_the_most_certain_mistakes(mislabelled):
     rows = rows_of(mislabelled / "predictions.csv")
     planted = {rows[index]["image"] for index in WRONG_LABELS}
@@ -396,6 +397,7 @@ def test_evaluating_best_pth_writes_the_same_tables(mislabelled, tmp_path):
     assert tables(run_folder(tmp_path / "o")) == tables(mislabelled)
 
 
+@pytest.mark.long
 def test_resumed_run_writes_the_result_tables_missing_after_a_kill(tmp_path, small_yaml):
     mixed = [*SHORT, "-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
     assert start(small_yaml, tmp_path / "whole", *mixed).returncode == 0
@@ -411,6 +413,7 @@ def test_resumed_run_writes_the_result_tables_missing_after_a_kill(tmp_path, sma
     assert tables(folder) == tables(whole) and (folder / "mistakes.png").exists()
 
 
+@pytest.mark.long
 def test_signal_at_the_end_of_a_run_leaves_out_rankings_until_it_is_resumed(tmp_path, small_yaml):
     words = [*SHORT, "-opts", "REPORT=true"]
     ended = start(small_yaml, tmp_path / "o", *words, signal_at_ranking=[int(signal.SIGTERM)])
@@ -423,6 +426,7 @@ def test_signal_at_the_end_of_a_run_leaves_out_rankings_until_it_is_resumed(tmp_
     assert (folder / "mistakes.png").exists() and (folder / "report.html").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("calibrates", "num_opened"), [("true", 0), ("false", 2)])
 def test_run_reads_best_pth_at_most_once(tmp_path, small_yaml, calibrates, num_opened):
     reads = tmp_path / "reads.txt"

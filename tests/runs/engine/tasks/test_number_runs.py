@@ -85,6 +85,7 @@ def of_classes(table, tmp_path_factory):
     return run_folder(output)
 
 
+@pytest.mark.long
 def test_figures_of_a_run_are_those_of_its_predictions(trained):
     """In the log, metrics.csv, status.json, results.json and per_output.csv."""
     rows = rows_of(trained / "predictions.csv")
@@ -105,6 +106,7 @@ def test_figures_of_a_run_are_those_of_its_predictions(trained):
     assert all(row["train_top1"] is None and row["eval_top1"] is None for row in epochs_of(trained))
 
 
+@pytest.mark.long
 def test_negative_numbers_are_no_formulas_in_the_tables(train, table):
     """A text that starts with a minus sign would get an apostrophe."""
     negative = table.with_name("negative.csv")
@@ -150,6 +152,7 @@ def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):
     assert (folder / "predictions.csv").read_text() == (trained / "predictions.csv").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a.safetensors", "a.onnx"])
 def test_exports_of_a_float32_run_answer_as_its_validation_table(trained, table, tmp_path, name):
     typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / name).done()
@@ -170,6 +173,7 @@ def are_rounded(times: list[float], run: Path) -> bool:
     return np.median(np.abs(numbers - halves)) < 1e-6  # the precision of a printed answer
 
 
+@pytest.mark.long
 def test_exports_of_a_half_precision_run_answer_as_its_validation_table(
     of_times, page, table, tmp_path, monkeypatch, capsys
 ):
@@ -252,6 +256,7 @@ def test_runs_are_compared_by_the_errors_of_images(train, trained):
     assert "best MAE" in said and "paired test with random signs" in said
 
 
+@pytest.mark.long
 def test_weights_without_settings_file_keep_the_scale_of_each_number(trained, table, tmp_path):
     """The columns have another order, so the score before the training is that of the run."""
     words = ["-pretrained", trained / "best.pth", "-data_path", table, "-output", tmp_path, "-epochs", 1]
@@ -263,6 +268,7 @@ def test_weights_without_settings_file_keep_the_scale_of_each_number(trained, ta
     assert scales[0] == scales[1][::-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("there, here", [("numbers", "classes"), ("classes", "numbers")])
 def test_head_of_another_task_starts_anew(train, trained, of_classes, table, tmp_path, there, here):
     """Even if its outputs have the names of the columns, or the same number."""
@@ -379,6 +385,7 @@ def test_run_without_features_judges_the_numbers_that_it_held_out(trained, tmp_p
     assert f"on {count} images" in said and "-folds 5" in said
 
 
+@pytest.mark.long
 def test_weights_of_classes_judge_numbers(table, tmp_path):
     words = ("-dataset", "csv", "-data_path", table, "-image_size", 48, "-no_copies", "-output", tmp_path)
     said = typed("scripts/labels.py", "tf_efficientnet_lite0", *words, "-opts", *OPTIONS).done().stdout

@@ -78,6 +78,7 @@ def test_loss_and_metric_of_the_weights_are_taken_only_by_their_own_task(words, 
     assert (train.LOSS, train.BEST_METRIC) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", ["-eval", None])
 @pytest.mark.parametrize(
     ("dataset", "file", "more", "expected"),
@@ -171,7 +172,7 @@ def ours(data: Data, image: Image.Image) -> torch.Tensor:
     return Normalize(data)(pixels[None])[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_preprocessing_of_every_pretrained_tag_matches_timm():
     pipelines, photographs = defaultdict(set), [photograph(*size) for size in SIZES]
     for tag in timm.list_pretrained():

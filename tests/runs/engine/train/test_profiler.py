@@ -33,6 +33,7 @@ def trace(folder) -> list[dict]:
         return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
 
+@pytest.mark.long
 def test_profile_writes_trace_without_changing_the_run(start):
     folder, said = start("o", "PROFILE=3", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1", "DATA.BATCH_SIZE=8")
     assert_names(said, folder / "trace.json.gz")

@@ -98,6 +98,7 @@ def test_stop_signal_takes_precedence_over_the_time_limit(tmp_path):
     assert stopped.value.signal == signal.SIGINT
 
 
+@pytest.mark.long
 def test_early_stopped_run_stays_finished_until_limit_is_lifted(tmp_path, small_yaml):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "run"), "-resume", "auto", "-opts"]
     # With a learning rate of zero, no evaluation is better than the first.

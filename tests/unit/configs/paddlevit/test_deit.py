@@ -28,6 +28,7 @@ PARAMETERS = {  # {timm's model with 1000 classes: its number of parameters}
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_each_paddlevit_deit_file_selects_the_timm_model(name):
     loaded = load_text(yaml_of(FILES[f"{name}.yaml"]))
@@ -36,6 +37,7 @@ def test_each_paddlevit_deit_file_selects_the_timm_model(name):
     assert load_text(to_yaml(loaded.config, loaded.origins)).config == loaded.config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -61,6 +63,7 @@ def test_command_line_may_correct_deit_model_name_but_not_type():
             load_text(text, "-opts", words)
 
 
+@pytest.mark.slow
 def test_deit_settings_are_equal_with_and_without_2021_base_file():
     layers = {key: TINY[f"MODEL.{key}"] for key in ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO")}
     write(yaml_of({f"MODEL.TRANS.{key}": value for key, value in layers.items()}), "base.yaml")
@@ -83,6 +86,7 @@ def test_missing_settings_in_deit_files_take_deit_defaults():
     assert "deit" in loaded.origins["TRAIN.COLOR_JITTER"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "suffix"), [("hard", "_distilled"), ("none", "")])
 def test_distillation_selects_the_distilled_deit_model(kind, suffix):
     typed = f"TRAIN.DISTILLATION_TYPE={kind}"

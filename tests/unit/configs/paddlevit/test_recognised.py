@@ -1,5 +1,7 @@
 """PaddleViT's settings are recognised, and the modules for them are imported only then."""
 
+import pytest
+
 from configs.load import load
 from configs.translate.paddlevit import our_name
 from engine.settings import load_settings
@@ -9,6 +11,8 @@ from tests.support.runs import run_fresh
 
 SHIPPED = """
 import sys
+import pytest
+
 from configs.load import load
 from configs.yaml_files import shipped_files
 for path in shipped_files():
@@ -18,6 +22,7 @@ print(*(name for name in sys.modules if name.endswith("paddlevit_files")))
 """
 
 
+@pytest.mark.slow
 def test_shipped_files_do_not_load_the_translation_of_paddlevits_files(tmp_path):
     (tmp_path / "program.py").write_text(SHIPPED)
     assert run_fresh(str(tmp_path / "program.py"), environment={"PYTHONPATH": str(ROOT)}).done().stdout.split() == []

@@ -89,6 +89,7 @@ def files_of(config: Config) -> set[str]:
 # --- reading ---
 
 
+@pytest.mark.slow
 def test_cache_returns_the_images_targets_and_names_of_the_files(photos):
     missing = sorted((photos / "train").rglob("*.*g"))[BROKEN[0]]
     missing.unlink()
@@ -142,6 +143,7 @@ def test_cached_images_are_shrunk_but_never_enlarged(photos):
             assert after.shape[:2] == size and abs(np.array(wanted).astype(int) - after).max() <= 1
 
 
+@pytest.mark.slow
 def test_cached_shards_are_shuffled_like_the_original_shards(tmp_path):
     make_set(tmp_path / "shards")
     config = settings("shards", tmp_path / "shards", BATCH_SIZE=7, IMAGE_CHANNELS=3, SHUFFLE_BUFFER=4, VAL_FRACTION=0.0)
@@ -268,6 +270,7 @@ def test_only_new_and_changed_images_are_added(photos):
     assert not written(messages)
 
 
+@pytest.mark.long
 def test_folds_and_evaluations_share_the_entries_of_a_folder(photos):
     for path in [*photos.rglob("val/*/*")]:
         path.unlink()
@@ -282,6 +285,7 @@ def test_folds_and_evaluations_share_the_entries_of_a_folder(photos):
     assert len(files_of(config)) == 2
 
 
+@pytest.mark.long
 def test_cache_begins_again_if_most_of_its_images_are_gone(photos):
     for path in [*photos.rglob("val/*/*")]:
         path.unlink()
@@ -338,6 +342,7 @@ def test_bytes_that_a_killed_run_left_behind_the_entries_are_overwritten(photos)
     assert outcomes(cached(config)) == outcomes(open_sets(config)[0]) and data.stat().st_size < size + 999
 
 
+@pytest.mark.slow
 def test_other_settings_replace_the_cache_and_other_folders_have_their_own(photos):
     config = config_of(photos)
     folder = Path(config.DATA.CACHE_PATH)

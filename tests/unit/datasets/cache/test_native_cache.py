@@ -46,6 +46,7 @@ def outcome(images, index: int) -> np.ndarray | str:
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
 def test_cached_images_have_the_type_and_values_of_the_files(photos, dtype):
     config = config_of(photos, dtype=dtype)

@@ -704,6 +704,7 @@ def test_cut_file_raises_image_read_error_or_has_all_pixels(kind):
             assert np.array_equal(pixels, rules.decode(data)), f"cut after {length} of {len(data)} bytes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WHOLE)
 def test_file_with_wrong_bytes_raises_only_image_read_error(kind):
     data, channels = WHOLE[kind]

@@ -71,6 +71,7 @@ def test_temperature_stays_moderate_if_all_images_are_right(num_images):
     assert found == pytest.approx(best_by_scipy(logits, labels), abs=1e-6) and 0.4 < found < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "bound"), [(1e-4, module.LOWEST), (1e4, module.HIGHEST)])
 def test_fit_never_leaves_its_bounds(scale, bound):
     logits, labels = draw(50_000, 3, 1.0)

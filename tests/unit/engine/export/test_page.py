@@ -99,6 +99,7 @@ def shown(probabilities: dict[str, float], is_stranger: bool = False, **facts) -
     )
 
 
+@pytest.mark.slow
 def test_page_says_why_a_photo_is_unknown():
     birds = {"birds": 0.828, "cars": 0.172}
     assert shown(birds, threshold=0.8) == ["birds", "birds", "82.8%", "cars", "17.2%"]

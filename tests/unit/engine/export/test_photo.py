@@ -48,6 +48,7 @@ def test_pixels_differ_by_at_most_one_for_photos_of_any_size(interpolation, mode
     assert np.abs(expected - found).max() <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("is_height_first", [False, True])
 def test_nearly_all_pixels_of_drawn_photos_are_equal(monkeypatch, interpolation, is_height_first):
@@ -59,6 +60,7 @@ def test_nearly_all_pixels_of_drawn_photos_are_equal(monkeypatch, interpolation,
     assert np.mean([(each > 0).mean() for each in differences]) < 1e-3
 
 
+@pytest.mark.slow
 def test_grey_model_gets_pillows_grey():
     photo = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     found = Photo(replace(DATA, IMAGE_CHANNELS=1, CROP_PCT=1.0))(torch.from_numpy(photo))

@@ -53,6 +53,7 @@ def test_leave_one_out_equals_fits_without_the_image():
             np.testing.assert_allclose(scores[image], expected, atol=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 6, 30])
 def test_interval_contains_the_number_of_wrong_labels(number):
     features, labels = clusters(600, 5, 1.0)
@@ -67,6 +68,7 @@ def test_interval_contains_the_number_of_wrong_labels(number):
     assert (found.suggestions[listed] == labels[listed]).mean() > 0.9 if number else not len(listed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_labels_of_copies_are_not_predicted_from_copies(is_copied):
     """A third of the images has a copy, with the label of the original or with mistakes of its own."""
@@ -80,6 +82,7 @@ def test_labels_of_copies_are_not_predicted_from_copies(is_copied):
     assert found.num_different == 600
 
 
+@pytest.mark.long
 def test_order_of_the_images_does_not_change_the_number(monkeypatch):
     monkeypatch.setattr(doubts, "MOST_LANDMARKS", 50)
     features, labels = clusters(200, 4, 0.7)
@@ -95,6 +98,7 @@ def test_estimate_is_in_its_interval_if_most_labels_are_wrong():
     assert low <= estimate <= high
 
 
+@pytest.mark.long
 def test_few_images_have_no_estimate():
     features, labels = clusters(40, 2, 3.0)
     assert not judge_labels(np.tile(labels, 2), 2, np.tile(features, (2, 1))).is_estimated
@@ -102,6 +106,7 @@ def test_few_images_have_no_estimate():
     assert judge_labels(labels, 2, features).is_estimated
 
 
+@pytest.mark.long
 def test_ranking_is_at_least_that_of_a_logistic_regression():
     features, labels = clusters(400, 5, 0.7)
     given = changed(labels, 20, 5)
@@ -111,6 +116,7 @@ def test_ranking_is_at_least_that_of_a_logistic_regression():
     assert average_precision_score(wrong, judge_labels(given, 5, features).wrong) >= reference
 
 
+@pytest.mark.long
 def test_predictions_and_features_together_find_more():
     features, labels = clusters(400, 4, 0.6)
     given = changed(labels, 20, 4)
@@ -123,6 +129,7 @@ def test_predictions_and_features_together_find_more():
     assert both.accuracy > max(each.accuracy for each in alone)
 
 
+@pytest.mark.long
 def test_predictions_for_few_images_do_not_replace_features_of_all():
     features, labels = clusters(100, 2, 1.0)
     shares = np.full((100, 2), np.nan)
@@ -146,6 +153,7 @@ def test_unreadable_images_and_single_images_are_not_judged():
     assert not np.isin(found.suggestions[found.is_judged], [2, 4, 5, 7]).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("features", [np.ones((40, 8)), np.zeros((40, 8)), np.eye(40)])
 def test_features_that_say_nothing_make_no_label_doubtful(features):
     found = judge_labels(np.arange(40) % 2, 2, features)
@@ -158,6 +166,7 @@ def test_set_without_two_classes_to_compare_is_not_judged(labels):
     assert not found.is_judged.any() and found.expected == (0, 0, 0) and found.accuracy == 0
 
 
+@pytest.mark.long
 def test_number_of_wrong_labels_is_unknown_if_features_say_nothing_of_them():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 5, 400)

@@ -89,6 +89,7 @@ def assert_alike(one, other, tolerance=1e-5):
         assert one[kind] == pytest.approx(other[kind], rel=tolerance, abs=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAIRS)
 def test_fsdp2_matches_ddp_in_losses_weights_and_scores(runs, name):
     assert_alike(runs[f"fsdp2 {name}"], runs[f"ddp {name}"], tolerance=0 if name in IN_HALF else 1e-5)
@@ -164,6 +165,7 @@ def test_fsdp2_and_ddp_runs_resume_from_each_others_checkpoints(runs, name):
         assert state_hash(later["optimizer"]) == state_hash(unbroken["optimizer"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_training_continues_from_sharded_checkpoint_with_another_world_size(runs, folder, world_size):
     batch = {1: "DATA.BATCH_SIZE=64", 3: "DATA.BATCH_SIZE=22"}[world_size]  # the global batch need not stay at 128

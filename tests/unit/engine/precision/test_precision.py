@@ -193,7 +193,7 @@ def our_scales(config, found, stop_at=None):
     return scales
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_loss_scale_follows_paddle_rule_over_random_sequences(tmp_path):
     draw = random.Random(0)
     for _ in range(25):
@@ -255,7 +255,7 @@ def types_between_blocks(config, compiled=False):
     return set(seen), {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradients_with_half_residual_stream_stay_close_to_float32(tmp_path):
     half = make(tmp_path, True, RESIDUAL="half")
     (single, exact), (halves, near) = types_between_blocks(make(tmp_path)), types_between_blocks(half)

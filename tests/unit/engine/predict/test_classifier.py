@@ -42,6 +42,7 @@ def test_hub_folder_provides_model_preprocessing_and_class_names(tmp_path, prefi
     assert (facts["mean"], facts["std"], facts["interpolation"]) == ([0.4] * 3, [0.2] * 3, "bilinear")
 
 
+@pytest.mark.slow
 def test_imagenet_sized_classifiers_get_imagenet_class_names(tmp_path):
     for number in (1000, 11821, 7):
         hub_folder(tmp_path / str(number), number)
@@ -61,6 +62,7 @@ def test_class_names_are_read_from_a_text_file(tmp_path):
             load_classifier(tmp_path / "hub", names=tmp_path / "names.txt")
 
 
+@pytest.mark.long
 def test_classifier_needs_model_name_for_bare_weights(tmp_path):
     model = timm.create_model("test_resnet", num_classes=4).eval()
     torch.save(model.state_dict(), tmp_path / "weights.pth")

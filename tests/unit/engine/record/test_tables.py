@@ -4,6 +4,7 @@ import csv
 import io
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ PIECES = ["a", "é", "=", ",", ";", "'", '"', "\r", "\n", "\r\n", "\t", "\\", " 
 CELLS = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(CELLS, CELLS), max_size=4), st.booleans())
 @examples(100)
 def test_written_table_is_read_back_unchanged(tmp_path_factory, rows, is_cut_off):

@@ -82,6 +82,7 @@ def test_figures_of_present_numbers_equal_scikit_learns_and_scipys(drawn, mean):
         assert low <= value + 1e-9 and value <= high + 1e-9 or math.isnan(low), figure
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count, fewest", [(10, 0.87), (20, 0.9), (200, 0.92)])
 @pytest.mark.parametrize("correlation", [0.3, 0.95])
 def test_intervals_have_the_figure_of_all_images_in_95_percent(correlation, count, fewest):
@@ -391,6 +392,7 @@ def test_ridge_equals_brute_force_with_the_best_penalty(num_images, num_features
     assert (max(chosen) < 1) if (noise, num_images) == (0.1, 40) else True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_missing, reason", [(False, ""), (True, "30 numbers with 30 patterns of missing ones")])
 def test_many_patterns_of_missing_numbers_prevent_a_linear_start(is_missing, reason):
     """Each of 30 columns lacks the number of another image."""

@@ -181,6 +181,7 @@ def test_second_deit_head_learns_only_from_teacher(tmp_path):
         assert trainer.model.train()(images)[0].shape == (2, 10) and trainer.model.eval()(images).shape == (2, 10)
 
 
+@pytest.mark.long
 @on_pretend_device
 def test_teacher_on_device_uses_student_kernels_and_float32_batch_norms(tmp_path):
     options = (

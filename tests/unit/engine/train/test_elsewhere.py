@@ -96,6 +96,7 @@ def test_pretend_device_counts_host_waits_and_refuses_host_tensors():
         ones + here
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [pytest.param(each, marks=SLOW_IMPORTS if each == "LoRA" else ()) for each in MODES])
 @on_pretend_device
 def test_device_update_needs_no_sync_and_matches_the_host(tmp_path, mode):
@@ -116,6 +117,7 @@ def test_device_update_needs_no_sync_and_matches_the_host(tmp_path, mode):
     assert there.grad_norm == pytest.approx(here.grad_norm, rel=5e-3, nan_ok=True)
 
 
+@pytest.mark.long
 @on_pretend_device
 def test_device_kernels_match_host_after_a_skipped_update(tmp_path):
     options = ("TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.GRAD_CLIP=0.1", "TRAIN.BASE_LR=0.5", "TRAIN.MODEL_EMA=true")
@@ -139,6 +141,7 @@ def test_device_kernels_match_host_after_a_skipped_update(tmp_path):
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
 def test_evaluations_and_saves_sync_exactly_as_often_as_listed(tmp_path, mode):
@@ -167,6 +170,7 @@ def test_evaluations_and_saves_sync_exactly_as_often_as_listed(tmp_path, mode):
         assert seen == WAITS["save"]
 
 
+@pytest.mark.long
 @on_pretend_device
 def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
     file, _ = write_digits(tmp_path, 80)
@@ -190,7 +194,7 @@ def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
     assert seen == WAITS["evaluation of several labels"] and 0 < scores.map <= 100
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
 def test_device_training_resumes_bitwise_from_its_checkpoint(tmp_path, mode):
@@ -204,6 +208,7 @@ def test_device_training_resumes_bitwise_from_its_checkpoint(tmp_path, mode):
         assert torch.equal(straight["state_dict"][name], weight.cpu()), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
 def test_attention_logits_beyond_float16_do_not_overflow(tmp_path, mode):
@@ -215,7 +220,7 @@ def test_attention_logits_beyond_float16_do_not_overflow(tmp_path, mode):
         assert update(trainer).report().skipped == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @on_pretend_device
 def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
     options = f"-epochs 1 -opts {HALF} PRECISION.DTYPE=float16 TRAIN.MODEL_EMA=true REPORT_FREQ=5 SAVE_STEPS=4".split()

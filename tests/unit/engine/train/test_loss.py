@@ -55,6 +55,7 @@ def batches(draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, list
     return logits, targets, shares, weights
 
 
+@pytest.mark.slow
 @given(batches(), st.floats(0, 0.5), st.none() | st.floats(0.1, 0.9))
 @examples(100)
 def test_losses_match_timm_for_all_targets_and_class_weights(batch, smoothing, threshold):

@@ -56,6 +56,7 @@ SMOOTH = [{"NAME": "cosine"}, {"NAME": "cosine", "COOLDOWN_EPOCHS": 2}, {"NAME":
 STAIRS = [{"NAME": "paddlevit"}, {"NAME": "step", "DECAY_EPOCHS": 6.0}, {"NAME": "cosine", "PER_EPOCH": True}]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(SMOOTH + STAIRS), choices())
 @examples(100)
 def test_rate_never_jumps_when_the_number_of_updates_changes(chosen, drawn):

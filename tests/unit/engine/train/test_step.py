@@ -123,6 +123,7 @@ def test_ema_copies_batch_norm_batch_count():
     assert model[1].num_batches_tracked == ema.model[1].num_batches_tracked == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_naive_mode_computes_in_half_and_keeps_float32_weights(tmp_path, dtype):
     config = small_config(tmp_path, "AMP=true", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.ACCUM_ITER=2", "TRAIN.MODEL_EMA=true")

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc", "mars", "cmars")
 
 
+@pytest.mark.long
 @on_pretend_device
 def test_skipped_update_leaves_every_optimizer_unchanged():
     for name in one_of_each_class():

@@ -25,6 +25,7 @@ def test_attention_maps_are_refused_for_models_without_token_grid(tmp_path):
         Maps.of(found, CPU, tmp_path, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["loss.png", "photo.png"])
 def test_attention_map_never_overwrites_another_picture(trained, digits, tmp_path, name):
     shutil.copy(trained / "loss.png", tmp_path / name)

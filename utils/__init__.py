@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 
-VERSION = "3.0.0"  # the upcoming version if CHANGELOG.md starts with "Unreleased"
+VERSION = "3.0.1"  # the upcoming version if CHANGELOG.md starts with "Unreleased"
 PYTHON = (3, 11)
 PACKAGES = ("numpy", "PIL", "yaml", "torch", "torchvision", "timm", "tqdm", "matplotlib")
 

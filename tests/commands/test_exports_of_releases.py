@@ -66,7 +66,6 @@ def test_exported_files_of_a_release_predict_as_its_run_did(exported, data, tmp_
     assert answers == numbers_in(exported.expected["images"])
 
 
-@pytest.mark.long
 def test_exported_files_of_a_release_are_exported_again_unchanged(exported, here):
     typed("scripts/export.py", exported.path, "-output", "again.safetensors").done()
     assert_same(read_state_dict(here / "again.safetensors"), read_state_dict(exported.path))

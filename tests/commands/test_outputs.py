@@ -23,7 +23,6 @@ def root(tmp_path_factory):
     return make_root(tmp_path_factory.mktemp("outputs") / "root")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[] if row in QUICK else pytest.mark.slow) for row in ROWS])
 def test_command_prints_and_writes_the_expected_outputs(root, tmp_path, signal_handlers, row):
     found = outputs_of(ROWS[row], root, tmp_path / "here")

@@ -113,7 +113,6 @@ def test_amp_before_photos_is_on_and_after_false_is_off(places):
     assert not load_settings(["-amp", "false", "photos"]).config.AMP
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("write", "path", "data"),
     [

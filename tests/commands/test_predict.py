@@ -171,7 +171,6 @@ def test_predict_uses_best_or_last_checkpoint_of_a_given_run_folder(trained, dig
         assert_names(err, folder / name, ".txt", 2, ".cr2", 1)  # other files are counted by ending
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("flag", [None, "-ema", "-raw"])
 def test_exported_file_predicts_like_its_checkpoint(trained, digits, tmp_path, flag):
     image = digits / "3"

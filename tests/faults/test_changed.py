@@ -51,7 +51,6 @@ def test_settings_that_may_change_on_resume_match_the_expected_list():
     assert {key for key in SETTINGS if SETTINGS[key].may_change} - REMOVED_SOON == listed
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("key", [*SETTINGS, "GLOBAL_BATCH", "NUM_IMAGES"])
 def test_resume_refuses_change_affecting_weights_and_names_both_values(key):
     if key in SETTINGS and SETTINGS[key].may_change:

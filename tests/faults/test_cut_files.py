@@ -263,7 +263,7 @@ def leftovers(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob(".*") if path.is_file()}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["nothing", "older files"])
 @pytest.mark.parametrize(
     "writer",

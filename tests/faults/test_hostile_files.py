@@ -236,7 +236,6 @@ def test_weights_sharing_memory_are_read(tmp_path):
     assert read_weights(tmp_path / "w.pth").state["b.weight"].equal(both)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("change", cases_of("mistakes-in_a_checkpoint"))
 def test_checkpoint_without_restorable_state_is_reported_damaged(tmp_path, tiny, trained, signal_handlers, change):
     folder = tmp_path / "r"
@@ -494,7 +493,6 @@ IN_THE_WAY = {  # {kind of object: {the files that it replaces: the exit code}}
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("kind", "names"), [(kind, names) for kind in IN_THE_WAY for names in IN_THE_WAY[kind]])
 def test_links_in_run_folder_never_redirect_writes(tmp_path, start, trained, kind, names):
     folder, precious = tmp_path / "o/train-20260102-03-04-05", tmp_path / "precious"

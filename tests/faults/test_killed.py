@@ -94,7 +94,6 @@ def test_start_without_time_for_an_update_exits_with_4(tmp_path, start):
     assert "RUN.MAX_TIME" in status["reason"] and "next:" not in ended.printed
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [TERM, INT, USR1, HUP])
 def test_signal_before_the_run_starts_leaves_no_folder(tmp_path, start, number):
     code = start(tmp_path / "o", tell=[0, "before the settings are read", number]).returncode

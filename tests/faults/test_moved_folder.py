@@ -25,7 +25,6 @@ def assert_ended(output: Path, ended: Ended) -> None:
     assert "\n  continue" not in ended.stdout, "this command would continue the other run"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("moment", ["a save", "a write", "a sign of life", "the figures"])
 def test_moved_run_never_saves_to_the_folder_replacing_it(tmp_path, start, moment):
     ended = start(tmp_path, *FAST, move_folder=[str(tmp_path), moment], keep_statuses=[str(tmp_path) + ".kept"])

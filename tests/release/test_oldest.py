@@ -1,4 +1,4 @@
-"""The tests of scripts/test.sh -quick pass with the oldest Python, torch and timm that halfstep supports."""
+"""The tests that are not marked slow pass with the oldest Python, torch and timm that halfstep supports."""
 
 import os
 import re

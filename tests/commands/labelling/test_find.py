@@ -102,7 +102,6 @@ def test_class_without_held_out_images_is_named(here):
     assert "labels are not checked: zebra" in typed(SCRIPT, "run").done().stdout
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [*(name for name in MAKERS if name != "images"), "digits"])
 def test_labels_script_reads_runs_of_every_source(here, kind):
     dataset, path = kind.replace("NAME", "OxfordIIITPet"), None

@@ -144,7 +144,6 @@ MACHINES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("frequency", [1, 4])
 @pytest.mark.parametrize("name", MACHINES)
 def test_run_with_budget_ends_on_time_at_final_learning_rate(config, name, frequency):
@@ -220,7 +219,6 @@ SLOWER = [*itertools.product(["5m"], [60, 500, 1500, 2500], [1.1, 1.5, 2, 4, 10,
 SLOWER += itertools.product(["1m"], [60, 100], [1.5, 4, 10])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("budget, changes_at, then", SLOWER)
 def test_run_that_becomes_slower_ends_on_time_at_final_learning_rate(config, budget, changes_at, then):
     run = Run(config(budget), World(changes_at=changes_at, then=then)).go()

@@ -431,7 +431,6 @@ def test_full_disk_during_download_names_the_cache_settings(root, tmp_path, monk
 # --- faults of the server ---
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fault", [500, 429, "cut", "stall", "drop"])
 def test_transient_server_faults_are_retried(root, tmp_path, fault, monkeypatch):
     monkeypatch.setattr(requests, "SECONDS_OF_SILENCE", 0.3)  # a stall exceeds it

@@ -21,7 +21,6 @@ RECIPES = sorted((ROOT / "configs").glob("*/*.yaml"))
 MODELS = [pytest.param(path, id=path.stem) for path in CONFIGS]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("path", [*MODELS, *RECIPES], ids=lambda path: path.stem)
 def test_shipped_file_documents_results_and_command_and_reloads_unchanged_after_saving(path, here):
     """test_recipes.py compares recipes with their sources."""

@@ -224,7 +224,6 @@ def digits(tmp_path):
     return file, *load(file)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "given, names, expected",
     [

@@ -26,7 +26,6 @@ KWARGS = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("kwargs", KWARGS)

@@ -40,7 +40,6 @@ def test_check_reads_the_files_of_cached_images(check, photos, tmp_path):
     assert check("-opts", *options)["training sizes"] == check()["training sizes"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("flags", cases_of("mistakes-in_the_check"))
 def test_check_reports_settings_mistake_in_its_own_row(check, flags):
     if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:

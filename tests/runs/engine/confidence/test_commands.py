@@ -115,7 +115,6 @@ def sequential(points: list[Answered], share: float) -> Answered | None:
     return found
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.85, 0.9, 0.95, 0.97, 0.999])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_threshold_is_the_last_confidence_before_a_binomial_test_fails(share, seed):

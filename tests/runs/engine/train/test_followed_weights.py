@@ -78,7 +78,6 @@ def test_loss_and_metric_of_the_weights_are_taken_only_by_their_own_task(words, 
     assert (train.LOSS, train.BEST_METRIC) == expected
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("flag", ["-eval", None])
 @pytest.mark.parametrize(
     ("dataset", "file", "more", "expected"),

@@ -64,7 +64,6 @@ def test_tensorboard_reads_the_written_events(finished):
     assert read == pytest.approx([row["eval_top1"] for row in rows])
 
 
-@pytest.mark.long
 def test_mistake_in_several_processes_is_reported_once(small_yaml):
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"]
     result = run("main_multi_gpu.py", *flags).refused()
@@ -119,7 +118,6 @@ def test_killing_the_launcher_leaves_no_orphan(long_run, tmp_path):
 STOPS = [(os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP), (os.killpg, signal.SIGUSR1)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("send", "number"), STOPS)
 def test_stop_signal_makes_all_processes_save_and_end(long_run, tmp_path, send, number):
     """Send the signal to the launcher, which forwards it, or to the whole process group."""

@@ -12,15 +12,17 @@ import timm
 import torch
 from PIL import Image
 
+from engine.export.files import staged
 from engine.export.formats import FORMATS
 from engine.predict.classifier import load_classifier
 from models.weights.files import find_and_read, read_record, read_state_dict
 from models.weights.metadata import metadata_of
 from tests.support.cases import cases_of, names_of
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
-from tests.support.refusals import assert_names
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, Ended, run, run_fresh, typed
 from tests.support.weight_files import assert_same, saved
+from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -245,3 +247,11 @@ def test_outputs_without_a_class_name_are_exported_by_number(tmp_path):
     exported(source, "hf", tmp_path / "x").done()
     names = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))["label_names"]
     assert names == [*CLASSES, "class 3", "class 4"]
+
+
+def test_second_file_of_an_export_never_replaces_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "weights.data")
+    with refused(ConfigError, "-output", tmp_path / "graph.onnx"), staged(tmp_path / "graph.onnx") as path:
+        path.write_bytes(b"graph")
+        path.with_name("weights.data").write_bytes(b"weights")
+    assert [each.name for each in tmp_path.iterdir()] == ["weights.data"] and (tmp_path / "weights.data").is_fifo()

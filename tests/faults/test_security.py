@@ -171,7 +171,6 @@ def names_of_imports(tree: ast.Module) -> dict[str, str]:
     return names
 
 
-@pytest.mark.long
 def test_program_code_never_loads_files_unsafely():
     unsafe = "eval exec compile yaml.load yaml.unsafe_load yaml.full_load torch.jit.load torch.hub.load".split()
     for file, function, named in calls():
@@ -188,7 +187,6 @@ def test_program_code_never_loads_files_unsafely():
     assert not any("LOAD_TRUNCATED_IMAGES" in path.read_text() for path in OURS)
 
 
-@pytest.mark.long
 def test_only_the_reader_of_paddle_files_imports_pickle():
     """It replaces the method that finds classes; tests/unit/models/test_paddle_weights.py opens hostile files."""
     unpickling = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

@@ -23,7 +23,6 @@ def contents(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.long
 def test_status_is_complete_in_every_state(tmp_path, start):
     kept = tmp_path / "kept"
     fast = ["-opts", "SAVE_STEPS=1", "PRECISION.MAX_CONSECUTIVE_SKIPS=2"]

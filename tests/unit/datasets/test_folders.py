@@ -19,8 +19,8 @@ from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, error_of, files_with, load, make_folders, settings, shades, write_tar
 from tests.support.modules import ROOT
 from tests.support.opened import open_sets
-from tests.support.refusals import assert_names
-from utils.errors import DataError
+from tests.support.refusals import assert_names, refused
+from utils.errors import ConfigError, DataError
 
 
 def test_class_without_validation_images_is_a_warning(tmp_path):
@@ -115,6 +115,13 @@ def test_data_path_one_folder_too_high_is_refused(tmp_path, folders):
     found = error_of("imagefolder", tmp_path / "data")
     assert_names(found, "DATA.DATA_PATH", tmp_path / "data", f"-data_path {tmp_path / 'data' / first}", "DATA.CLASSES")
     assert_names(found, *names_of("mistakes-of_folders_above_the_data", " ".join(folders)))
+
+
+def test_mistake_in_the_classes_of_doubtful_folders_names_their_file_and_line(tmp_path):
+    make_folders(tmp_path / "data", ABOVE)
+    (tmp_path / "classes.txt").write_text("photos\nnew\nnew\n")
+    with refused(ConfigError, "DATA.CLASSES", tmp_path / "classes.txt", "line 3"):
+        load("imagefolder", tmp_path / "data", CLASSES=str(tmp_path / "classes.txt"))
 
 
 def test_listing_the_folders_as_classes_prevents_folder_too_high_error(tmp_path):

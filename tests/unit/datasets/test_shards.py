@@ -186,3 +186,12 @@ def test_reading_a_tar_continues_after_a_partial_system_read(tmp_path, monkeypat
     monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 300), offset))
     whole = path.read_bytes()
     assert Tar(path).read(512, 1000) == whole[512:1512] and Tar(path).read(700, 10**6) == whole[700:]
+
+
+def test_tars_without_samples_are_refused_by_name_and_number(tmp_path):
+    write_tar(tmp_path / "train-0.tar", {"readme.txt": b"hello"})
+    found = error_of("shards", tmp_path)
+    assert_names(found, tmp_path / "train-0.tar")
+    assert "more" not in found
+    write_tar(tmp_path / "train-1.tar", {"readme.txt": b"hello"})
+    assert_names(error_of("shards", tmp_path), tmp_path / "train-0.tar", "1 more")

@@ -3,9 +3,10 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 from PIL import Image
 
-from engine.check.images import ScanResult, check_images
+from engine.check.images import FEW, ScanResult, check_counts, check_images
 from engine.quick_checks import OK, WARN, WRONG
 from tests.runs.engine.check.small_photos import sets_of, trouble
 from tests.support.image_sets import noise
@@ -129,3 +130,9 @@ def test_sampled_image_check_states_the_sample_size(photos):
     (photos / "train/cat/0.png").write_bytes(BROKEN)
     verdict, text = found_in(photos, "DATA.MAX_BAD_FRACTION=0", most=1)["training images"]
     assert verdict == WRONG and str(photos / "train/cat/0.png") in text and "1 of 1 read (100.00%)" in text
+
+
+def test_number_of_images_is_no_warning_if_enough_of_them_are_for_validation(photos):
+    config, train, val = sets_of(photos)
+    found = check_counts(config, "90 training images", train, val.take(np.zeros(FEW, np.int64)))
+    assert (found.title, found.text, found.verdict) == ("data", "90 training images", OK)

@@ -271,6 +271,17 @@ def test_only_new_and_changed_images_are_added(photos):
 
 
 @pytest.mark.long
+def test_entry_is_found_only_by_its_whole_stamp(photos):
+    config = config_of(photos)
+    file = cached(config).read_cached.__self__.file
+    stamps = np.array(file.index.rows("stamp", len(file.starts)))
+    assert file.places(stamps).tolist() == list(range(len(stamps)))
+    for column in range(2):
+        others = stamps.copy()
+        others[:, column] ^= 1
+        assert set(file.places(others)) == {cache_module.NONE}
+
+
 def test_folds_and_evaluations_share_the_entries_of_a_folder(photos):
     for path in [*photos.rglob("val/*/*")]:
         path.unlink()

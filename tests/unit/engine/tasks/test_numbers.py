@@ -145,6 +145,12 @@ def test_intervals_by_group_have_nine_of_ten_numbers_of_new_groups(count):
     assert 0.88 <= shares.mean() <= 0.97
 
 
+def test_interval_of_few_groups_is_wider_than_their_largest_error():
+    errors = np.arange(1, 6, dtype=np.float64)[:, None]
+    (width,) = grouped_half_widths(errors, 0.9, np.arange(5))
+    assert 5 < width < 7
+
+
 def test_calibration_by_group_tells_how_many_groups_it_uses():
     task, errors = NumberTask(config_of()), np.arange(30, dtype=np.float32)[:, None]
     groups = np.arange(30) // 10

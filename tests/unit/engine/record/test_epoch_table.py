@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from datasets.build import cores_to_read
 from engine.evaluation.best import Best
 from engine.evaluation.scores import Scores
 from engine.record import columns, console
@@ -202,3 +203,10 @@ def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, device=CP
 def test_data_wait_advice_is_omitted_if_cause_or_remedy_is_missing(tmp_path):
     assert not any(advice_for(tmp_path, 1, 8, [99, 19, 20, 5]))
     assert not any(advice_for(tmp_path, 1, 8, [0, 90, 0, 0, 0, 0], updates=2))
+
+
+def test_advice_with_as_many_workers_as_cores_is_the_cache_and_no_further_worker(tmp_path):
+    most = cores_to_read(Process(CPU, num_cores=8))
+    for num_workers, remedy in ((most - 1, f"-num_workers {most}"), (most, "DATA.CACHE=")):
+        said = "".join(advice_for(tmp_path, num_workers, 8, [0, 30, 30]))
+        assert remedy in said and ("-num_workers" in remedy) == ("-num_workers" in said)

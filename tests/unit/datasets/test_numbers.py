@@ -224,6 +224,7 @@ def digits(tmp_path):
     return file, *load(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given, names, expected",
     [

@@ -121,6 +121,7 @@ class Limited(StepTrial):
         self.trainer.model.register_forward_pre_hook(lambda model, images: self.forwards.append(len(images[0])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fits", "found"), [(300, 200), (190, 184), (24, 24), (23, 16), (8, 8), (7, 4), (3, 2), (1, 1), (0, 0)]
 )

@@ -42,6 +42,7 @@ def logits(model: torch.nn.Module, *shape: int) -> torch.Tensor:
         return model.eval()(torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_square_weights_give_the_outputs_of_timms_model_of_that_shape(tmp_path, name):
     torch.manual_seed(0)

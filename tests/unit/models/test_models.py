@@ -70,6 +70,7 @@ def test_timm_models_are_built_with_configured_image_size_channels_and_dropout()
     assert model(torch.zeros(1, 1, 50, 50)).shape == (1, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", cases_of("rates_of_timm_models"))
 def test_zero_dropout_rate_stays_zero_and_unset_rate_keeps_default(model):
     config = config_of(224, **yaml.safe_load(f"{{TYPE: timm, NAME: {model}}}"))

@@ -63,6 +63,7 @@ def test_all_model_transforms_are_chosen_in_a_fixed_order(chosen):
     assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "GpuKernels", "all"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["itself", "copy"])
 def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):
@@ -120,6 +121,7 @@ def trained(tmp_path, *options) -> tuple[str, int]:
     return state_hash(trainer.state_dict() | {"last": trainer.counters.last}), len(calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_grad_checkpointing_is_bitwise_exact_with_dropout(tmp_path, way):
     expected, calls = trained(tmp_path, *DROPPING, *WAYS[way])

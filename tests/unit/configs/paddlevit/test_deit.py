@@ -28,6 +28,7 @@ PARAMETERS = {  # {timm's model with 1000 classes: its number of parameters}
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_each_paddlevit_deit_file_selects_the_timm_model(name):
     loaded = load_text(yaml_of(FILES[f"{name}.yaml"]))
@@ -36,6 +37,7 @@ def test_each_paddlevit_deit_file_selects_the_timm_model(name):
     assert load_text(to_yaml(loaded.config, loaded.origins)).config == loaded.config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -270,7 +270,6 @@ def test_only_new_and_changed_images_are_added(photos):
     assert not written(messages)
 
 
-@pytest.mark.long
 def test_entry_is_found_only_by_its_whole_stamp(photos):
     config = config_of(photos)
     file = cached(config).read_cached.__self__.file
@@ -282,6 +281,7 @@ def test_entry_is_found_only_by_its_whole_stamp(photos):
         assert set(file.places(others)) == {cache_module.NONE}
 
 
+@pytest.mark.long
 def test_folds_and_evaluations_share_the_entries_of_a_folder(photos):
     for path in [*photos.rglob("val/*/*")]:
         path.unlink()

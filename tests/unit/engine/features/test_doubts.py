@@ -153,6 +153,7 @@ def test_unreadable_images_and_single_images_are_not_judged():
     assert not np.isin(found.suggestions[found.is_judged], [2, 4, 5, 7]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [np.ones((40, 8)), np.zeros((40, 8)), np.eye(40)])
 def test_features_that_say_nothing_make_no_label_doubtful(features):
     found = judge_labels(np.arange(40) % 2, 2, features)

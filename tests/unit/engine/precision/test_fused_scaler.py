@@ -55,6 +55,7 @@ def config_of(tmp_path, name="AdamW", clip=None) -> Config:
     return replaced(config, PRECISION=SCALING, TRAIN={"GRAD_CLIP": clip})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_fused_loss_scaler_trains_like_torch_in_fp64(tmp_path, name, clip):

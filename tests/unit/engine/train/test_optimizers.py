@@ -83,6 +83,7 @@ def described(model: torch.nn.Module, groups: list[dict]) -> dict[str, tuple[flo
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_parameter_groups_match_timm_for_each_parameter(tmp_path, name):
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay

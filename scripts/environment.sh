@@ -24,10 +24,10 @@ enter_environment() {
 }
 
 write_program() {
-    local lines
+    local lines new=.venv/bin/halfstep.$$ # of this shell, because another may write the program too
     lines=$(printf '#!/usr/bin/env bash\nexec %q %q "$@"' "$PWD/.venv/bin/python" "$PWD/halfstep/__main__.py")
     [ "$(cat .venv/bin/halfstep 2>/dev/null)" = "$lines" ] && return
-    echo "$lines" >.venv/bin/halfstep.new
-    chmod +x .venv/bin/halfstep.new
-    mv .venv/bin/halfstep.new .venv/bin/halfstep # at once, because another shell may start it
+    echo "$lines" >"$new"
+    chmod +x "$new"
+    mv "$new" .venv/bin/halfstep # at once, because another shell may start it
 }

@@ -39,7 +39,7 @@ def scaler_class(device: torch.device) -> type[LossScaler]:
 
 
 class Precision:
-    """The autocast and the GradScaler of a run."""
+    """The autocast and the GradScaler of a run (PRECISION.MODE, PRECISION.DTYPE)."""
 
     def __init__(self, config: Config, device: torch.device):
         settings = config.PRECISION

@@ -47,8 +47,8 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
 
 
 def architecture_of(model: Model) -> dict[str, Any]:
-    """Return timm's arguments for MODEL.EMBED_DIM to MODEL.QKV_BIAS. For timm, fixed positions are learned too."""
-    pos_embed = "learn" if model.POS_EMBED == "sincos2d" else model.POS_EMBED
+    """Return timm's arguments for MODEL.EMBED_DIM, MODEL.NUM_HEADS, MODEL.QKV_BIAS and other names in VIT_FIELDS."""
+    pos_embed = "learn" if model.POS_EMBED == "sincos2d" else model.POS_EMBED  # fix_positions replaces learned ones
     return {name.lower(): getattr(model, name) for name in VIT_FIELDS} | {"pos_embed": pos_embed}
 
 

@@ -74,8 +74,8 @@ def find_launched_rank(
 ) -> LaunchedRank | None:
     """Return this process's rank, with the address of process 0. Raise ConfigError if launchers and flags disagree.
 
-    `url`, `world_size` and `rank`: the flags; `num_local`: -ngpus. Return None if nothing gives the process a rank, or
-    if a launcher started one process that -ngpus tells to start the others.
+    `url`, `world_size` and `rank`: DIST.URL, DIST.WORLD_SIZE and DIST.RANK; `num_local`: -ngpus. Return None if nothing
+    gives the process a rank, or if a launcher started one process that -ngpus tells to start the others.
     """
     ranks = [_read_rank(environment, launcher) for launcher in _launchers_in(environment)]
     if (url, world_size, rank) != (None, None, None):

@@ -206,8 +206,8 @@ def describe_split(config: Config, val: Table, only_validation: bool) -> list[st
     if rule != ALL and not data.FOLD and data.VAL_FRACTION not in (Data.VAL_FRACTION, record.get("fraction")):
         lines.append(
             warning(
-                f"DATA.VAL_FRACTION {data.VAL_FRACTION:g} has no effect, because {data.DATASET} has its own "
-                "validation images"
+                f"DATA.VAL_FRACTION {data.VAL_FRACTION:g} has no effect, because "
+                f"{data.DATASET} has its own validation images"
             )
         )
     return lines

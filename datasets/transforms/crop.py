@@ -36,7 +36,7 @@ NUM_TRIES = 10  # attempts to draw a crop that fits into the image, as in torchv
 
 
 class TrainTransform:
-    """A random crop, resize (DATA.TRAIN_INTERPOLATION), flip and augmentation, with the caller's random numbers."""
+    """A random crop (DATA.CROP_SCALE, DATA.CROP_RATIO), resize, flip (DATA.HFLIP, DATA.VFLIP) and augmentation."""
 
     def __init__(self, config: Config, pixels: Pixels | None = None):
         """`pixels`: of the images; None: those of the settings."""
@@ -52,7 +52,7 @@ class TrainTransform:
             self.augment = pixels.augmentation(config)
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Transform an image [H, W, C], and write it to `out`, [C, *Data.shape]: of Pixels.dtype_in_batch."""
+        """Transform an image [H, W, C] as `rng` draws, and write it to `out`, [C, *Data.shape]: of dtype_in_batch."""
         self.cut(image, rng, out)
         if rng.random() < self.data.HFLIP:
             out.copy_(out.flip(2))
@@ -68,14 +68,14 @@ class TrainTransform:
         self.resize(image[top : top + height, left : left + width], self.interpolation(rng), out)
 
     def interpolation(self, rng: random.Random) -> str:
-        name = self.data.train_interpolation
+        name = self.data.train_interpolation  # DATA.TRAIN_INTERPOLATION
         if name != "random":
             return name
         return "bilinear" if rng.random() < 0.5 else "bicubic"
 
 
 class EvalTransform:
-    """A resize to IMAGE_SIZE / DATA.CROP_PCT (DATA.INTERPOLATION) and a crop (DATA.CROP_MODE), equal to timm's."""
+    """A resize to IMAGE_SIZE / DATA.CROP_PCT (DATA.INTERPOLATION) and a crop (DATA.CROP_MODE): the pixels of timm."""
 
     def __init__(self, data: Data, pixels: Pixels | None = None):
         """`pixels`: of the images; None: those of the settings."""

@@ -33,7 +33,7 @@ class Boxes:
         return [self.row(piece, position) for position in range(len(piece.indices))]
 
     def row(self, piece: Piece, position: int) -> list[tuple[int, ...]]:
-        """Return RANDOM_ERASE_COUNT boxes for one image, padded with NO_BOX.
+        """Return TRAIN.RANDOM_ERASE_COUNT boxes for one image, padded with NO_BOX.
 
         A box is (left, top, width, height, left and top of its noise in the noise tensor).
         """
@@ -55,7 +55,10 @@ class Boxes:
 
 
 class Erasing(Boxes):
-    """Random erasing box by box and in place, which is fast on a CPU because the boxes are small."""
+    """Random erasing box by box and in place, which is fast on a CPU because the boxes are small.
+
+    TRAIN.RANDOM_ERASE_MODE says what fills a box.
+    """
 
     def __init__(self, config: Config, device: torch.device):
         super().__init__(config)
@@ -116,13 +119,16 @@ class BatchedErasing(Erasing):
 class Mixing:
     """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window. `Order` keeps neighbours in one piece.
 
-    A last image without a neighbour is not mixed.
+    A last image without a neighbour is not mixed. TRAIN.MIXUP_MODE says which images share a draw (`rows`). A draw
+    (`_draw`) depends on TRAIN.MIXUP_PROB, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA and TRAIN.MIXUP_SWITCH_PROB, and a box
+    (`_box`) on TRAIN.CUTMIX_MINMAX.
     """
 
     def __init__(self, config: Config):
         self.settings, self.seed, self.shape = config.TRAIN, config.SEED, config.DATA.shape
 
     def is_on(self, piece: Piece) -> bool:
+        """Return whether images of this epoch are mixed (TRAIN.MIXUP_OFF_EPOCH)."""
         return not self.settings.MIXUP_OFF_EPOCH or piece.epoch < self.settings.MIXUP_OFF_EPOCH
 
     def rows(self, piece: Piece) -> list[tuple[float, ...]]:

@@ -90,8 +90,8 @@ def find_threshold(source: str, calibration: dict[str, Any], share: float, repor
     )
     if not certain:
         report(
-            f"-unknown {share}: {counted(threshold.num_images, 'validation image')} with at least this confidence are "
-            f"too few to claim this share on other images with {CERTAINTY:.0%} certainty"
+            f"-unknown {share}: {counted(threshold.num_images, 'validation image')} with at least this confidence "
+            f"are too few to claim this share on other images with {CERTAINTY:.0%} certainty"
         )
     known = calibration.get(KNOWN)
     if known is None or "reason" in known:

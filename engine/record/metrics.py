@@ -104,7 +104,7 @@ class Recorder(Callback):
             self._epochs.add(start_row(trainer, scores, seconds))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
-        times = {f"{name}_pct": report.shares.get(name) for name in PHASES}
+        times = {f"{name}_pct": report.shares.get(name) for name in PHASES}  # data_pct, forward_pct and others
         row = {name: times[name] if name in times else getattr(report, name) for name in STEP_COLUMNS}
         if self._trackers:
             self._trackers.add("step", row)

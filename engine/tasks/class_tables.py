@@ -19,7 +19,7 @@ MOST_SCORES = 2**26
 PER_CLASS_KEY = "per_class"  # the key of the per-class rates in results.json; added at the end of a run
 RATES = (PER_CLASS_KEY, "per_output")  # the keys of complete results; the second is for numbers
 PREDICTIONS, PER_CLASS, CONFUSION = "predictions.csv", "per_class.csv", "confusion.csv"
-# the header of predictions.csv
+# the header of predictions.csv; the values: `rows` of each task
 PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
 COUNTED_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
 RATE_COLUMNS = ("sensitivity", "specificity", "auc", "average_precision")

@@ -14,7 +14,7 @@ class BinaryCrossEntropy:
 
     With smoothing s, the target is 1 - s + s / classes for the image's class and s / classes for the others. If images
     can have several labels, smoothing moves all targets towards 0.5. Class weights multiply the positive term of each
-    class, like timm's pos_weight.
+    class, like timm's pos_weight. With TRAIN.BCE_TARGET_THRESH, targets above it are 1 and the others 0.
     """
 
     def __init__(self, settings: Train, class_weights: Tensor | None = None):

@@ -20,16 +20,15 @@ from utils.torch_internals import found_inf, scale_and_growth
 class LossScaler(GradScaler):
     """A loss scale that is constant, or shrinks after several overflows and grows after several good updates.
 
-    PRECISION.DECR_EVERY_N_NAN_OR_INF and PRECISION.INCR_EVERY_N_STEPS say after how many, and the ratios how much.
+    PRECISION.DECR_EVERY_N_NAN_OR_INF, PRECISION.DECR_RATIO and PRECISION.MIN_LOSS_SCALING say when, how much, how far;
+    PRECISION.INCR_EVERY_N_STEPS, PRECISION.INCR_RATIO and PRECISION.MAX_LOSS_SCALING for growth.
 
     torch's own rule neither counts overflows nor has a minimum: after 166 consecutive overflows its scale is exactly 0
     and every gradient is NaN. Everything is computed on the device, without synchronisation.
     """
 
     def __init__(self, device_type: str, settings: PrecisionSettings, needed: bool):
-        """Start with the initial scale. `needed` is true for float16. For other types the scale stays 1, and the scaler
-        only skips non-finite updates.
-        """
+        """Start with PRECISION.INIT_LOSS_SCALING if `needed` (float16). PRECISION.USE_DYNAMIC_LOSS_SCALING moves it."""
         self._settings = settings
         self.moves = needed and settings.USE_DYNAMIC_LOSS_SCALING
         super().__init__(device_type, init_scale=settings.INIT_LOSS_SCALING if needed else 1.0)

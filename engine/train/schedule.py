@@ -89,9 +89,9 @@ class Schedule:
             drops = int(since // (chosen.DECAY_EPOCHS * per_epoch))  # in timm's units, so that the rounding is the same
             if chosen.MILESTONES:
                 drops = sum(since >= milestone * per_epoch for milestone in chosen.MILESTONES)
-            return self.base * chosen.DECAY_RATE**drops
+            return self.base * chosen.DECAY_RATE**drops  # TRAIN.LR_SCHEDULER.DECAY_RATE
         epoch, last = time / per_epoch, settings.NUM_EPOCHS - chosen.COOLDOWN_EPOCHS
-        if chosen.NAME == "wsd":
+        if chosen.NAME == "wsd":  # it falls in the last TRAIN.LR_SCHEDULER.DECAY_FRACTION of the run
             first = max(settings.WARMUP_EPOCHS, last - chosen.DECAY_FRACTION * settings.NUM_EPOCHS)
         done = max(min((epoch - first) / max(last - first, 1e-9), 1.0), 0.0)
         left = 1 - math.sqrt(done) if chosen.NAME == "wsd" else 0.5 * (1 + math.cos(math.pi * done))

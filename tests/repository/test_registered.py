@@ -19,7 +19,7 @@ import engine
 from configs.load import load
 from configs.schema import Config
 from configs.tables import LOSSES, METRICS, PIXEL_KINDS, SOURCES, TASKS, TORCH_OPTIMIZERS, TaskRow
-from configs.values import SETTINGS
+from configs.values import ALL_SETTINGS, SETTINGS
 from datasets.pixels.kinds import kind_of_pixels, pixels_of
 from datasets.targets.class_labels import OneLabel
 from datasets.targets.kinds import kind_of
@@ -243,6 +243,16 @@ def test_every_score_and_loss_belongs_to_a_task():
 
 
 # Settings that have an effect only with some values of another setting
+
+
+def test_full_name_of_every_setting_is_found_outside_of_configs():
+    """A search for a setting shall lead to the place where it acts, also if the code there has only its section."""
+    rooms = ("datasets", "engine", "models", "utils")
+    files = [*ROOT.glob("main_*.py"), *ROOT.glob("scripts/*.py")]
+    files += [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    missing = [key for key in ALL_SETTINGS if not re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text)]
+    assert not missing, f"add these names to the docstring of the function that uses them: {missing}"
 
 
 def test_settings_depend_only_on_existing_values_of_other_settings():

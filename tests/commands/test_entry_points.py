@@ -191,7 +191,6 @@ def test_quickstart_lets_the_run_choose_its_precision(tmp_path, monkeypatch):
     assert done.stdout.splitlines()[-1].strip() == "source .venv/bin/activate"
 
 
-@pytest.mark.long
 def test_compiled_run_with_all_monitoring_matches_eager_run(small_yaml, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when this process compiles
     # With this rate, a run that does not train differs by 1.6% in the training loss and 9% in the others.

@@ -124,7 +124,6 @@ def test_hung_process_is_killed_within_the_timeout(small_yaml, tmp_path):
     assert_names(status["reason"], *names)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("signal_handlers")
 def test_fewer_processes_continue_with_the_same_global_batch(small_yaml, tmp_path):
     """Two processes start, one finishes. The weights equal those of two processes, up to the order of sums."""

@@ -47,8 +47,9 @@ CELLS = [
     if way != "fsdp2" or row in OF_TRAINING
     if way not in ("split", "two") or row not in DIFFERENT
 ]
-# Of each row, scripts/test.sh tries one way, and with -all every way.
+# Of each row, scripts/test.sh tries one way, and with -all every way. A killed run must also keep its averages.
 ONE_OF_EACH_ROW = {random.Random(row).choice([cell for cell in CELLS if cell[0] == row]) for row in ROWS}
+ONE_OF_EACH_ROW |= {("ema", "killed")}
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,8 @@ def number_section(run: SavedRun) -> dict[str, Any] | None:
         cells = [_with_interval(row, name) for name in figures]
         rows.append((row["output"], row["images"], *cells, *(_short(row[f"{name}{OF_MEAN}"]) for name in of_mean)))
     titles = {name: METRICS[name].title for name in figures}
-    columns = ("output", "images", *titles.values(), *(f"mean's {titles[name]}" for name in of_mean))
+    of_means = [f"mean's {titles[name]}" for name in of_mean]  # such as: mean's MAE
+    columns = ("output", "images", *titles.values(), *of_means)
     notes = ["In parentheses: 95% intervals. The last columns are the errors of always predicting the training mean."]
     if widths := record.get("calibration", {}).get("interval"):
         names = [row[0] for row in rows]

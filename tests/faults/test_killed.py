@@ -40,6 +40,7 @@ STOPS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "fault", "code", "step"), STOPS)
 def test_stopped_run_resumes_to_the_hash_of_an_unbroken_run(tmp_path, start, unbroken, name, fault, code, step):
     processes, flags = CONFIGURATIONS[name]

@@ -66,6 +66,7 @@ def test_rank_flags_are_not_saved_as_settings(by_flags):
     assert "TIMEOUT: 1800.0" in text and "tcp://" not in text and "WORLD_SIZE" not in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["main_single_gpu.py", "main_multi_gpu.py"])
 def test_main_program_ignores_an_installed_package_named_datasets(program, small_yaml, tmp_path):
     stub = tmp_path / "site" / "datasets"

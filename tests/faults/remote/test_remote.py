@@ -213,6 +213,7 @@ def test_one_machine_downloads_each_tar_in_one_request(tmp_path, monkeypatch):
         assert sorted(server.paths) == [f"/train-00000{number}.tar" for number in range(4)]
 
 
+@pytest.mark.long
 def test_cache_of_two_machines_stays_within_its_limit(tmp_path):
     size = make_large_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set") as server:

@@ -75,7 +75,7 @@ def test_file_in_the_working_folder_comes_before_the_shipped_one(here, no_networ
     assert f"weights of {NAME}.safetensors" in first and "comes with" not in first
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_read_the_shipped_weights_by_their_name(here, no_network):
     draw_photos(here / "photos", "cat", "dog", count=8)
     words = ("-data_path", "photos", "-image_size", 32, "-epochs", 1, "-batch_size", 8, "-output", "runs")

@@ -59,6 +59,7 @@ def dated(number, label, image, path):
     image.save(f"{path}.jpg", exif=exif)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("write", "clue"),
     [

@@ -508,6 +508,7 @@ def test_models_writes_table_picture_and_the_next_command(kept, tmp_path):
     assert f"chosen: {BEST}" in ended.stdout, "the table is shown although a file cannot be written"
 
 
+@pytest.mark.long
 def test_settings_may_name_the_model_of_weights_that_do_not(tmp_path):
     file = tmp_path / "plain.safetensors"
     save_file(timm.create_model("test_vit", img_size=32).state_dict(), file)
@@ -560,6 +561,7 @@ def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
     typed("main_single_gpu.py", *words).refused("DATA.IMAGE_SIZE")
 
 
+@pytest.mark.long
 def test_latest_run_is_that_of_the_output_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train = ["main_single_gpu.py", "-output", "mine", *DIGITS[:4]]

@@ -54,6 +54,7 @@ def look_at_the_result(follow) -> None:
     shutil.rmtree("photos/test")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("signal_handlers")
 def test_photos_page_commands_produce_predictions(here):
     for folder, classes, options in (

@@ -152,6 +152,7 @@ def stop(name: str, here: Path, code: int | str, **faults: list) -> str:
     return printed
 
 
+@pytest.mark.long
 @EACH
 def test_full_disk_is_named_with_a_remedy_and_leaves_no_part_of_a_file(here, small_disk, name):
     fault = {"fill_disk_at_image": [int(PASSES[name].nth), str(small_disk / "filler")]}
@@ -164,6 +165,7 @@ def test_full_disk_of_process_0_ends_all_processes_with_its_exit_code(here, smal
     assert ended.codes == [2, 2] and ended.stderr.count("error:") == 1 and "Traceback" not in ended.stderr, ended.stderr
 
 
+@pytest.mark.long
 @EACH
 def test_sigterm_ends_a_pass_without_parts_of_files_or_processes(here, undisturbed, name):
     if not PASSES[name].begun:

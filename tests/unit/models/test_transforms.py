@@ -63,7 +63,7 @@ def test_all_model_transforms_are_chosen_in_a_fixed_order(chosen):
     assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*NAMES, "GpuKernels", "all"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["itself", "copy"])
 def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):

@@ -522,6 +522,7 @@ def test_settings_may_name_the_model_of_weights_that_do_not(tmp_path):
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["MODEL"]["NAME"] == "test_vit"
 
 
+@pytest.mark.long
 def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
     folder, record = kept
     shutil.copytree(folder, tmp_path / "choice")

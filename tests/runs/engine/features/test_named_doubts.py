@@ -51,7 +51,7 @@ def draw_classes(folder: Path, num_classes: int = 10, count: int = 9) -> int:
     return len(wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_and_first_lines_of_a_run_name_wrong_labels_and_the_command_that_lists_them(convolutions, tmp_path):
     # Random weights, because trained ones depend on the processor.
     base = ["-cfg", convolutions, "-output", tmp_path / "base", "-epochs", 1, "-opts", "TRAIN.BASE_LR=0"]

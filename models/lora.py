@@ -11,7 +11,7 @@ ALL_LINEAR = "all-linear"
 
 
 def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
-    """Add adapters of MODEL.LORA.RANK, which MODEL.LORA.ALPHA / RANK multiplies, and return the model.
+    """Add adapters of rank MODEL.LORA.RANK, scaled by MODEL.LORA.ALPHA / RANK, and return the model.
 
     They output zero at first. Only adapters and the classifier are trained.
     """

@@ -48,7 +48,7 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
 
 def architecture_of(model: Model) -> dict[str, Any]:
     """Return timm's arguments for MODEL.EMBED_DIM, MODEL.NUM_HEADS, MODEL.QKV_BIAS and other names in VIT_FIELDS."""
-    pos_embed = "learn" if model.POS_EMBED == "sincos2d" else model.POS_EMBED  # fix_positions replaces learned ones
+    pos_embed = "learn" if model.POS_EMBED == "sincos2d" else model.POS_EMBED  # build_vit fixes them
     return {name.lower(): getattr(model, name) for name in VIT_FIELDS} | {"pos_embed": pos_embed}
 
 

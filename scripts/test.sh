@@ -3,7 +3,7 @@
 # With arguments for pytest, it runs the tests that they select, also long ones.
 #
 #   bash scripts/test.sh            before a commit: 7 minutes on 2 cores; without tests marked long
-#   bash scripts/test.sh -all       all tests, as continuous integration: twice as long
+#   bash scripts/test.sh -all       all tests, as in continuous integration: about 16 minutes
 #   bash scripts/test.sh -quick     after every edit: a minute; tests/unit and tests/repository, without slow and long tests
 #   bash scripts/test.sh -release   before a release: tests/release, and 20 times as many drawn examples for each property,
 #                                   from a new seed; with EXAMPLES_SEED=SEED before it, from this seed
@@ -35,6 +35,7 @@ if [ $mode = release ]; then
     exec python -m pytest -rs tests/release "$@"             # one after another, because many use all cores
 fi
 if [ $mode = quick ]; then
+    echo "-quick leaves out tests marked slow or long, all folders but tests/unit and tests/repository, and the killed runs"
     exec python -m pytest -rs "${parallel[@]}" -m "not slow and not long" tests/unit tests/repository "$@"
 fi
 if [ $mode = chosen ]; then
@@ -42,6 +43,7 @@ if [ $mode = chosen ]; then
 fi
 marks="" # all tests
 if [ $mode = everyday ]; then
+    echo "the tests marked long are left out; -all runs them too"
     marks="not long"
 fi
 if [ "$(uname)" != Linux ]; then

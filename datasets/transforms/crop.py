@@ -75,7 +75,10 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """A resize to IMAGE_SIZE / DATA.CROP_PCT (DATA.INTERPOLATION) and a crop (DATA.CROP_MODE): the pixels of timm."""
+    """A resize to IMAGE_SIZE / DATA.CROP_PCT (DATA.INTERPOLATION), and a centre crop (DATA.CROP_MODE).
+
+    Its pixels equal torchvision's and timm's.
+    """
 
     def __init__(self, data: Data, pixels: Pixels | None = None):
         """`pixels`: of the images; None: those of the settings."""

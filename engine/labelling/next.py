@@ -17,7 +17,7 @@ from utils.errors import ConfigError, cause_of, naming_output
 from utils.files import Kind, refuse_other_kind
 
 TABLE, SHEET = "next.csv", "next.png"
-COLUMNS = ("image", "order", "guess", "probability", "reason")  # the last three: `describe`
+COLUMNS = ("image", "order", "guess", "probability", "reason")  # `describe` returns the last three
 KIND = Kind("a table of halfstep labels -next", (b"\xef\xbb\xbfimage,order,",))
 LEFT_OUT, LEFT_OUT_COLUMNS = "left_out.csv", ("image", "same_as", "reason")
 LABELLED, COPY = "labelled already", "a copy of another photo"

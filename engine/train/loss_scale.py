@@ -20,15 +20,18 @@ from utils.torch_internals import found_inf, scale_and_growth
 class LossScaler(GradScaler):
     """A loss scale that is constant, or shrinks after several overflows and grows after several good updates.
 
-    PRECISION.DECR_EVERY_N_NAN_OR_INF, PRECISION.DECR_RATIO and PRECISION.MIN_LOSS_SCALING say when, how much, how far;
-    PRECISION.INCR_EVERY_N_STEPS, PRECISION.INCR_RATIO and PRECISION.MAX_LOSS_SCALING for growth.
+    It shrinks by PRECISION.DECR_RATIO down to PRECISION.MIN_LOSS_SCALING (PRECISION.DECR_EVERY_N_NAN_OR_INF), and grows
+    by PRECISION.INCR_RATIO up to PRECISION.MAX_LOSS_SCALING (PRECISION.INCR_EVERY_N_STEPS).
 
     torch's own rule neither counts overflows nor has a minimum: after 166 consecutive overflows its scale is exactly 0
     and every gradient is NaN. Everything is computed on the device, without synchronisation.
     """
 
     def __init__(self, device_type: str, settings: PrecisionSettings, needed: bool):
-        """Start with PRECISION.INIT_LOSS_SCALING if `needed` (float16). PRECISION.USE_DYNAMIC_LOSS_SCALING moves it."""
+        """Start with PRECISION.INIT_LOSS_SCALING if `needed` (float16), otherwise with 1.
+
+        The scale stays constant without PRECISION.USE_DYNAMIC_LOSS_SCALING.
+        """
         self._settings = settings
         self.moves = needed and settings.USE_DYNAMIC_LOSS_SCALING
         super().__init__(device_type, init_scale=settings.INIT_LOSS_SCALING if needed else 1.0)

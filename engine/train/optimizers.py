@@ -19,7 +19,7 @@ from utils.torch_internals import tree_leaves, without_compiler
 def build_optimizer(
     settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None, peak: float | None = None
 ) -> torch.optim.Optimizer:
-    """Build TRAIN.OPTIMIZER.NAME for all trainable parameters.
+    """Build the optimizer that TRAIN.OPTIMIZER.NAME names, for all trainable parameters.
 
     `own` is this process's part of each parameter if the model is sharded. `peak` is the highest learning rate of the
     run, by which some optimizers scale the weight decay. The default is TRAIN.BASE_LR.

@@ -7,7 +7,7 @@ from utils.errors import ensure
 
 
 def batch_factor(settings: Train, global_batch: int) -> float:
-    """Return the factor by which TRAIN.LINEAR_SCALED_LR and TRAIN.LR_SCALING scale all three rates."""
+    """Return the factor that TRAIN.LINEAR_SCALED_LR and TRAIN.LR_SCALING give to the three learning rates."""
     if not settings.LINEAR_SCALED_LR:
         return 1.0
     ratio = global_batch / settings.LINEAR_SCALED_LR

@@ -1,4 +1,4 @@
-"""The tests that are not marked slow or long pass with the oldest Python, torch and timm that halfstep supports."""
+"""Tests without the marks slow and long pass with the oldest Python, torch and timm that halfstep supports."""
 
 import os
 import re
@@ -61,17 +61,7 @@ def test_quick_tests_pass_with_the_oldest_versions(oldest):
     print(f"Python {versions[0]}, which is {'also' if oldest_python() == sys.executable else 'not'} the usual one here")
     environment = os.environ | {"PATH": f"{Path(oldest).parent}:{os.environ['PATH']}"}
     environment.pop(ADDRESS, None)  # the fork server of this process has other versions
-    words = [
-        oldest,
-        "-m",
-        "pytest",
-        "-rs",
-        "-m",
-        "not slow and not long",
-        "-n",
-        str(os.cpu_count()),
-        "--dist",
-        "loadscope",
-    ]
+    words = [oldest, "-m", "pytest", "-rs", "-m", "not slow and not long"]
+    words += ["-n", str(os.cpu_count()), "--dist", "loadscope"]
     done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-10_000:]
